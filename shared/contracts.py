@@ -20,6 +20,8 @@ from shared.errors import DecodeError
 
 PREFIX = "local2:"
 MAX_QUERY_CHARS = 400_000
+# What the model reads of a message that consists of files alone; clients see an empty text.
+FILES_ALONE = "(The user sent the attached files without a question.)"
 
 RespondentId = Literal["A", "B"]
 Mode = Literal["chat", "committee"]
@@ -92,6 +94,7 @@ class QueryReceived(Payload):
     model: str | None = None
     options: dict[str, Any] | None = None
     tools: list[str] | None = None
+    # the files of the question: id, and name, type, size and pages where they are known
     attachments: list[dict[str, Any]] | None = None
     # what the client put before the question, passages of files for example: the model reads it, and nothing keeps it
     material: str | None = None

@@ -22,6 +22,7 @@ from services.gateway.versions import give_way, place
 from shared.bus.keys import once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived, persona_key
 from shared.records import lanes
+from shared.records.sessions import title_of
 from shared.telemetry import tracing
 
 ONCE = "A request that is repeated with the same key asks once; another request with it is refused (409)"
@@ -41,7 +42,7 @@ _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 class Ask:
     """A validated query. `messages`: the client's own history; then there is no lane, and nothing is stored.
 
-    attachments: files, each with its id, and its name where that is known.
+    attachments: files, each with its id, and with name, type, size and pages where these are known.
     chat: what the client calls the conversation. kept: the session that keeps the turn although the client has the
     history; empty: a fresh one.
     about: the session that it is a chore of, and goes with.
@@ -87,6 +88,9 @@ class Ask:
             name: value for name in _SAID if (value := getattr(self, name)) not in (None, False) or name not in _LATER
         }
         said["messages"] = said["messages"] or []
+        if self.attachments:
+            # not what may be learnt of a file between a request and its repeat
+            said["attachments"] = [{k: one[k] for k in ("id", "name") if k in one} for one in self.attachments]
         if self.given:
             # the same question in another form of request is told in another form
             said["given"] = self.given
@@ -206,10 +210,11 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         await _check_personas(gateway, ask.personas)
     shadows = await registry.live("respondent-b")
     session_id, random, after = fresh_session, False, ""
+    title = title_of(ask.query, ask.attachments)
     if ask.kept:
         session_id = ask.kept
     elif ask.session_id is not None:
-        session_id, known = await opened(gateway, origin.principal, ask.session_id, ask.query)
+        session_id, known = await opened(gateway, origin.principal, ask.session_id, title)
         if ask.instead_of is not None:
             after = await place(gateway, session_id, user, ask.instead_of)
         elif known is not None:
@@ -223,7 +228,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         random = origin.idempotency_key is None
         if not random:
             # somebody may have taken the name that follows from a user and an Idempotency-Key
-            session_id = await open_session(gateway, origin.principal, session_id, ask.query)
+            session_id = await open_session(gateway, origin.principal, session_id, title)
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
     record = QueryRecord("", user, session_id, ask.query, ask.mode, ask.digest(), ask.given, after)
     payload = QueryReceived(
@@ -260,7 +265,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         respondents=[] if ask.messages is not None else ["A", "B"] if shadows else ["A"],
         limit=settings.max_session_backlog,
         # a session of such a name is nobody else's: it is made in the same write
-        also=gateway.sessions.making(session_id, user, ask.query) if random and ask.messages is None else (),
+        also=gateway.sessions.making(session_id, user, title) if random and ask.messages is None else (),
     )
     if found is None:
         gateway.metrics.refused.labels("session").inc()

@@ -18,7 +18,7 @@ from services.gateway.dressing import is_housekeeping, spoken, undressed
 from services.gateway.errors import ApiError, sentence
 from services.gateway.schemas import Options
 from services.gateway.tool_forms import Function, Offered, args_of_text, offered
-from shared.contracts import MAX_QUERY_CHARS, ChatToolCall, ChatTurnMessage, ClientTools
+from shared.contracts import FILES_ALONE, MAX_QUERY_CHARS, ChatToolCall, ChatTurnMessage, ClientTools
 
 DEFAULT_MODEL = "local2"
 # One plain call of the model: for titles, tags and whatever else a client asks behind a user's back.
@@ -31,8 +31,6 @@ _SHORT = 8_192
 _MOST_TYPES = 100
 # A part that stands for an image or a file which the memory keeps; its text is the id.
 STORED = "local2_file"
-# What somebody says who only shows an image.
-_SHOWN = "(The image says it all.)"
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: dict[str, Role] = {
@@ -244,7 +242,7 @@ def content_of(content: str | Sequence[str | Part] | None, place: int, role: str
     """A message's words; raises ApiError as `text_of` does."""
     text = text_of(content, place, role)
     if not text.strip() and role == "user" and files_of(content, role):
-        return _SHOWN
+        return FILES_ALONE
     return spoken(text) if role == "assistant" else text
 
 

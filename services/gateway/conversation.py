@@ -13,7 +13,7 @@ from services.gateway.keys import Principal, digest
 from services.gateway.records import is_session_id, open_session, own_session
 from shared.bus.keys import queries_key
 from shared.records import lanes
-from shared.records.sessions import Turn, shown
+from shared.records.sessions import Turn, shown, title_of
 from shared.records.steps import read_unanswered
 
 # Among so many sessions, those that their user used last, a history is looked for.
@@ -37,7 +37,7 @@ async def placed(gateway: Gateway, user: Principal, ask: Ask, behind: str | None
             if ask.plain:
                 info = await own_session(gateway, user, name)
                 return replace(ask, about=info.session_id if info else None)
-            found: str | None = await open_session(gateway, user, name, ask.query)
+            found: str | None = await open_session(gateway, user, name, title_of(ask.query, ask.attachments))
         elif behind is not None:
             return replace(ask, kept=await _ending(gateway, user, behind, sent))
         elif sent:

@@ -12,7 +12,7 @@ from shared.bus import order
 from shared.bus.keys import journal_key, queries_key
 from shared.records import lanes
 from shared.records.journal import TERMINAL, EntryType, read_end
-from shared.records.sessions import SessionInfo
+from shared.records.sessions import SessionInfo, words_of
 from shared.records.steps import read_unanswered
 
 # Sessions used last in which is looked for what runs.
@@ -53,7 +53,8 @@ async def _of(gateway: Gateway, info: SessionInfo, state: str | None) -> tuple[l
         return sorted(waiting, key=order), []
     waiting |= {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     unanswered = await read_unanswered(bus, session_id)
-    kept = [{"query_id": query_id, "session_id": session_id, "accepted": order(query_id)[0], **why.model_dump()}
+    kept = [{"query_id": query_id, "session_id": session_id, "accepted": order(query_id)[0], **why.model_dump(),
+             "query": words_of(why.query)}
             for query_id, why in unanswered.items()]  # fmt: skip
     return sorted(waiting, key=order), kept
 
@@ -79,7 +80,7 @@ def _told(record: QueryRecord) -> dict[str, Any]:
         "query_id": record.query_id,
         "session_id": record.session_id,
         "state": "queued",
-        "query": record.query,
+        "query": words_of(record.query),
         "mode": record.mode,
         "accepted": record.accepted,
         "after": record.after or None,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
-from shared.participant.files import OPERATION, Files, FilesRefused, FilesUnavailable, open_files
+from shared.participant.files import OPERATION, Files, FilesRefused, FilesUnavailable, open_files, recorded
 from shared.participant.tool_client import Caller
 
 _SECONDS = 30.0
+# Ids in one operation of the memory, at most.
+_MOST_IDS = 100
 _AWAY = ("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")
 
 
@@ -56,15 +58,31 @@ async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
 
 
 async def known_files(gateway: Gateway, user_id: str, ids: Sequence[str] | None) -> list[dict[str, Any]] | None:
-    """The files that belong to a question, each once, with id and name. Raises ApiError: 404 when one of them is not
-    the user's."""
+    """Return the files of a question, each once, with what a turn records of them. Raises ApiError: 404 when one of
+    them is not the user's."""
     if not ids:
         return None
     async with memory_files(gateway) as files:
         found = await files.operate(user_id, op="get", ids=list(dict.fromkeys(ids)))
     if found["missing"]:
         raise ApiError(404, "not_found", f"attachments: there is no such file: {found['missing'][0]}")
-    return [{"id": file["id"], "name": file["name"]} for file in found["files"]]
+    return [recorded(file) for file in found["files"]]
+
+
+async def files_now(gateway: Gateway, user_id: str, files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return attached files by id, as clients see them: with the memory's present facts, and marked where they were
+    deleted. While the memory is away, each has only what its turn recorded."""
+    found = {str(file["id"]): {**file, "deleted": False} for file in files}
+    ids = list(found)
+    with contextlib.suppress(ApiError):
+        for start in range(0, len(ids), _MOST_IDS):
+            async with memory_files(gateway) as memory:
+                now = await memory.operate(user_id, op="get", ids=ids[start : start + _MOST_IDS])
+            for file in now["files"]:
+                found[file["id"]] |= recorded(file)
+            for id in now["missing"]:
+                found[id]["deleted"] = True
+    return found
 
 
 def _unavailable(participant: str, why: str) -> ApiError:

@@ -47,7 +47,9 @@ class QueryBody(Body):
         json_schema_extra={"example": {"query": "What is the capital of France?", "session_id": "geography-1"}},
     )
 
-    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS, description="What the user says")
+    query: str = Field(
+        max_length=MAX_QUERY_CHARS, description="What the user says; may be empty where there are attachments"
+    )
     session_id: str | None = Field(
         default=None, description=f"A session of yours, made when it is new: {SESSION_RULE}. Left out: a fresh one"
     )
@@ -81,13 +83,6 @@ class QueryBody(Body):
         default=None, gt=0, description="Seconds for the whole answer, at most the gateway's own limit"
     )
 
-    @field_validator("query")
-    @classmethod
-    def _says_something(cls, value: str) -> str:
-        if not value.strip():
-            raise ValueError("must not be empty")
-        return value
-
     @field_validator("session_id")
     @classmethod
     def _well_formed(cls, value: str | None) -> str | None:
@@ -97,6 +92,8 @@ class QueryBody(Body):
 
     @model_validator(mode="after")
     def _one_history(self) -> Self:
+        if not self.query.strip() and not self.attachments:
+            raise ValueError("query: must not be empty; only a message with attachments may be")
         if self.messages is not None and self.session_id is not None:
             raise ValueError("give either session_id or messages, not both")
         if self.instead_of is not None and self.session_id is None:

@@ -10,6 +10,7 @@ from shared.bus import order
 from shared.bus.keys import stream_key
 from shared.contracts import QUERY_RECEIVED
 from shared.records.journal import LATE, TERMINAL, Crossing, EntryType, JournalEntry
+from shared.records.sessions import words_of
 
 _RESULT = (
     "answer",
@@ -34,7 +35,7 @@ class View:
             "query_id": record.query_id,
             "session_id": record.session_id,
             "state": "queued",
-            "query": record.query,
+            "query": words_of(record.query),
             "answer": "",
             "said_before": [],
             "thinking": "",

@@ -13,7 +13,7 @@ from typing import Any
 from services.generator.context import DEFAULT_RATIO, reserve
 from shared.errors import ModelError
 from shared.llm.port import ModelFacts, ModelRejected
-from shared.participant.files import Files, FilesRefused, FilesUnavailable
+from shared.participant.files import Files, FilesRefused, FilesUnavailable, recorded
 
 # Of the window without what the answer needs: what attached texts may take, together.
 SHARE = 0.5
@@ -52,11 +52,15 @@ class Wanted:
         return int((context - reserve(context)) * DEFAULT_RATIO * SHARE)
 
 
-async def attached(files: Files, wanted: Wanted, question: str, ids: Sequence[str]) -> dict[str, Any]:
-    """The user's message with its files. Raises ModelError: one is missing, or the model does not see."""
+async def attached(
+    files: Files, wanted: Wanted, question: str, ids: Sequence[str]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the user's message with its files, and what its turn records of them. Raises ModelError: a file is
+    missing, or the model does not see."""
     message: dict[str, Any] = {"role": "user", "content": question}
     texts: list[str] = []
     images: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     room = wanted.room
     for id in dict.fromkeys(ids):
         about = await _patiently(_about, files, wanted, id)
@@ -68,8 +72,10 @@ async def attached(files: Files, wanted: Wanted, question: str, ids: Sequence[st
                 )
             _, data = await _patiently(_fetched, files, wanted, id, False)
             images.append({"type": about["type"], "data": data, "name": about["name"]})
+            records.append(recorded(about))
             continue
         about, data = await _patiently(_fetched, files, wanted, id, True)
+        records.append(recorded(about))
         text = data.decode("utf-8", errors="replace")
         if about["state"] == "ready" and len(text) <= room:
             room -= len(text)
@@ -82,7 +88,7 @@ async def attached(files: Files, wanted: Wanted, question: str, ids: Sequence[st
     message["content"] = "\n\n".join([*texts, question])
     if images:
         message["images"] = images
-    return message
+    return message, records
 
 
 async def history_with_files(
@@ -103,10 +109,11 @@ async def history_with_files(
         if not ids:
             found.append(message)
         elif message["role"] != "tool":
-            found.append({**message, **await attached(files, wanted, message["content"], ids)})
+            said, _ = await attached(files, wanted, message["content"], ids)
+            found.append({**message, **said})
         else:
             seen, texts = await _sorted(files, wanted, ids)
-            told = await attached(files, wanted, message["content"], texts + ([] if wanted.blind else seen))
+            told, _ = await attached(files, wanted, message["content"], texts + ([] if wanted.blind else seen))
             returned += told.get("images", ())
             unseen = f"\n[{len(seen)} images, which this model cannot see]" if wanted.blind and seen else ""
             found.append({**message, "content": told["content"] + unseen})

@@ -20,6 +20,7 @@ from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
 from shared.records.folding import Folding
 from shared.records.journal import JournalEnded, JournalEntry, JournalWriter, response_id
+from shared.records.sessions import title_of
 from shared.records.steps import keep_ended
 from shared.records.summaries import reading, summary_of
 
@@ -98,7 +99,9 @@ async def open_turn(
     if not nothing_before:
         commands += [*sessions.newest(session_id, respondent_id), reading(session_id)]
         if message.deliveries == 1:
-            commands += sessions.opening(session_id, query.user_id, query.query, caller.query_id)
+            commands += sessions.opening(
+                session_id, query.user_id, title_of(query.query, query.attachments), caller.query_id
+            )
     # it leaves with what `opening` writes first, and nobody waits for it before
     asking = asyncio.ensure_future(parts.context.bus.link.submit(commands, True))
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -53,7 +53,7 @@ from shared.participant.service import Context
 from shared.participant.tool_client import ToolClient
 from shared.records.folding import Folding
 from shared.records.journal import EntryType, closing, read_journal
-from shared.records.sessions import Sessions, Turn
+from shared.records.sessions import Sessions, Turn, title_of
 from shared.records.steps import keeping, unanswered
 from shared.telemetry.logging import get_logger
 
@@ -112,7 +112,8 @@ async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None
     """Raises PermanentError when the session is not the user's; makes it where it is not there, for an answer that is
     shown. One that was deleted after the query was accepted does not come back."""
     if parts.context.settings.respondent_id == "A":
-        check_known(query, await parts.sessions.open(query.session_id, query.user_id, query.query, query_id))
+        title = title_of(query.query, query.attachments)
+        check_known(query, await parts.sessions.open(query.session_id, query.user_id, title, query_id))
     elif (info := await parts.sessions.info(query.session_id)) is not None:
         check_known(query, info.user_id)
 
@@ -135,6 +136,7 @@ class Response:
         self._query = message.payload
         self._ports = ports
         self._settings = ports.context.settings
+        self._attachments: Sequence[Mapping[str, Any]] = self._query.attachments or ()
 
     @property
     def waits(self) -> str:
@@ -195,7 +197,8 @@ class Response:
         ids = [str(one["id"]) for one in query.attachments or ()]
         if not ids:
             return {"role": "user", "content": said}
-        return await attached(self._parts.files, await self._wanted(), said, ids)
+        message, self._attachments = await attached(self._parts.files, await self._wanted(), said, ids)
+        return message
 
     async def _wanted(self) -> Wanted:
         settings = self._settings
@@ -444,7 +447,9 @@ class Response:
         told = self._ports.recall.low_grade
         noted = told.about if told is not None else None
         after = self._query.after
-        turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio, noted, after)
+        turn = Turn(
+            caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio, noted, after, self._attachments
+        )
         self._turned = answer
         return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +20,12 @@ _MAX_WORDS = 32
 
 State = Literal["reading", "ready", "failed"]
 
-FILE_COLUMNS = "n, id, hash, name, type, size, added, expires, state, reason, title, chars"
+# The place of a file's last chunk is, of a PDF, the last page that has text.
+FILE_COLUMNS = (
+    "n, id, hash, name, type, size, added, expires, state, reason, title, chars, "
+    "(SELECT place FROM chunk WHERE chunk.file = file.n ORDER BY chunk.n DESC LIMIT 1)"
+)
+_PAGE = re.compile(r"page (\d{1,9})")
 _BEST = "SELECT rowid FROM said WHERE said MATCH ? ORDER BY bm25(said) LIMIT ?"
 
 
@@ -42,6 +48,13 @@ class File:
     reason: str
     title: str
     chars: int
+    last_place: str | None = None
+
+    @property
+    def pages(self) -> int | None:
+        """Pages of a PDF that has been read, up to the last one with text; None of other files."""
+        match = _PAGE.match(self.last_place or "") if self.type == "application/pdf" else None
+        return int(match[1]) if match else None
 
     def shown(self) -> dict[str, Any]:
         """As clients see it."""
@@ -57,6 +70,7 @@ class File:
             "reason": self.reason or None,
             "title": self.title or None,
             "chars": self.chars,
+            "pages": self.pages,
         }
 
 

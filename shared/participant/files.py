@@ -6,7 +6,7 @@ The memory gives an address for each file that works once; what is on the bus is
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,11 @@ class FilesRefused(Local2Error):
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+def recorded(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a turn records of a file."""
+    return {name: about[name] for name in ("id", "name", "type", "size", "pages") if about.get(name) is not None}
 
 
 @dataclass(frozen=True, slots=True)

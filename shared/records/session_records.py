@@ -20,7 +20,7 @@ from shared.telemetry.unread import not_understood
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
 QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
 _STEP = r"^[0-9]{1,15}-[0-9]{1,10}( (critique|pairwise|reward|unanswered))?$"
-_FEW = ("noted", "after")
+_FEW = ("noted", "after", "attachments")
 
 # A page of the turns of each respondent, with the session as it is at that moment.
 # With A's come what happened in them; with the first of all also what happened in queries without an answer.
@@ -90,6 +90,16 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class FileRecord(_Model):
+    """A file of a question; the file itself is in the library of its user, or no longer there."""
+
+    id: str = Field(min_length=1, max_length=200)
+    name: str | None = None
+    type: str | None = None
+    size: int | None = Field(default=None, ge=0)
+    pages: int | None = Field(default=None, ge=1)
+
+
 class TurnRecord(_Model):
     """A turn as `shared.records.sessions.Turn` has it."""
 
@@ -101,6 +111,7 @@ class TurnRecord(_Model):
     ratio: float | None = Field(default=None, allow_inf_nan=False)
     noted: str | None = Field(default=None, pattern=QUERY_ID)
     after: str | None = Field(default=None, pattern=QUERY_ID)
+    attachments: list[FileRecord] = []
 
 
 class SessionRecord(_Model):
@@ -176,7 +187,7 @@ def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], steps: 
 
 def _said(turn: Mapping[str, Any]) -> dict[str, Any]:
     """What few turns have is written of those only."""
-    return {name: value for name, value in turn.items() if value is not None or name not in _FEW}
+    return {name: value for name, value in turn.items() if value or name not in _FEW}
 
 
 def _told(steps: Sequence[bytes]) -> dict[str, Any]:
@@ -219,5 +230,13 @@ def _writing(record: SessionRecord) -> Command:
         turns = record.turns.get(respondent, [])
         parts.append(len(turns))
         for turn in turns:
-            parts += [turn.query_id, orjson.dumps(_said(turn.model_dump(exclude={"query_id"})))]
+            parts += [
+                turn.query_id,
+                orjson.dumps(
+                    _said(
+                        turn.model_dump(exclude={"query_id"})
+                        | {"attachments": [one.model_dump(exclude_none=True) for one in turn.attachments]}
+                    )
+                ),
+            ]
     return _WRITE(_keys(record.session_id), *parts)

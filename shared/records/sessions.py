@@ -24,7 +24,7 @@ from shared.bus.keys import (
     user_sessions_key,
 )
 from shared.bus.port import Reply
-from shared.contracts import QUERY_RECEIVED
+from shared.contracts import FILES_ALONE, QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.errors import DecodeError
 from shared.records.lanes import BEFORE, RESPONDENTS, number, padded, pairs
@@ -145,6 +145,7 @@ class Turn:
 
     `interrupted`: the user stopped the answer, and this is the part that had been written.
     `ratio`: characters per token as the model backend counted this conversation, where it did.
+    `attachments`: the files of the question: `id`, and `name`, `type`, `size` and `pages` where they are known.
     `noted`: the query of whose low grade the model was told in this turn.
     `after`: the turn before it is the newest that was not accepted after this query; None: the one before it in the
     session. So versions of an answer stand beside each other, and each has what was said behind it.
@@ -158,6 +159,7 @@ class Turn:
     ratio: float | None = None
     noted: str | None = None
     after: str | None = None
+    attachments: Sequence[Mapping[str, Any]] = ()
 
     def messages(self) -> list[dict[str, str]]:
         """The turn as the model sees it."""
@@ -166,7 +168,8 @@ class Turn:
     @staticmethod
     def parse(value: Mapping[str, Any]) -> Turn:
         """What is not known (it is a newer version's) is left out."""
-        return Turn(**{item.name: value[item.name] for item in fields(Turn) if item.name in value})
+        known = {item.name: value[item.name] for item in fields(Turn) if item.name in value}
+        return Turn(**known | {"attachments": files_of(known.get("attachments"))})
 
     def dump(self) -> bytes:
         return orjson.dumps(
@@ -178,8 +181,26 @@ class Turn:
                 "ratio": self.ratio,
                 **({"noted": self.noted} if self.noted else {}),
                 **({"after": self.after} if self.after else {}),
+                **({"attachments": self.attachments} if self.attachments else {}),
             }
         )
+
+
+def files_of(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """Return the files in stored JSON; entries without an id are skipped."""
+    found = value if isinstance(value, list) else ()
+    return tuple(one for one in found if isinstance(one, dict) and isinstance(one.get("id"), str))
+
+
+def words_of(query: str) -> str:
+    """Return what the user wrote; empty for a message of files alone."""
+    return "" if query == FILES_ALONE else query
+
+
+def title_of(query: str, attachments: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return the title of a session that begins with this query: its words, or the names of its files."""
+    names = [str(file["name"]) for file in attachments or () if file.get("name")]
+    return words_of(query) or ", ".join(names) or query
 
 
 def shown(turns: Sequence[Turn], after: str | None = None) -> list[Turn]:

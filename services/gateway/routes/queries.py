@@ -27,6 +27,7 @@ from services.gateway.sse import Ending, EventStream, ended, ended_at, gone, is_
 from services.gateway.view import View
 from shared.bus import START
 from shared.bus.keys import journal_key
+from shared.contracts import FILES_ALONE
 from shared.records.journal import TERMINAL, read_end, read_result
 
 router = APIRouter(route_class=JsonRoute, tags=["queries"])
@@ -94,7 +95,7 @@ async def ask(request: Request, body: QueryBody, user: UserDep) -> Response:
     wait, follow = _flag(request, "wait", True), _flag(request, "follow", False)
     options = body.options.model_dump(exclude_none=True) if body.options else None
     asked = Ask(
-        query=body.query,
+        query=body.query if body.query.strip() else FILES_ALONE,
         session_id=body.session_id,
         mode=body.mode,
         personas=body.personas,

@@ -16,6 +16,7 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.happened import happened
 from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
+from services.gateway.operations import files_now
 from services.gateway.records import is_query_id, is_session_id, own_session
 from services.gateway.routes.titles import title
 from services.gateway.schemas import ChatSettings, SessionBody, told
@@ -31,14 +32,17 @@ from services.gateway.shapes.sessions import (
 from services.gateway.versions import tip_of
 from shared.bus.keys import schema_key, settings_key
 from shared.participant.settings import Described, stored_values
-from shared.records.sessions import MAX_TURNS, SessionInfo
+from shared.records.sessions import MAX_TURNS, SessionInfo, words_of
 from shared.records.summaries import Summaries
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
 
 _INFO = {"session_id": "geography-1", "title": "Capitals", "created": 1, "updated": 2, "pinned": False}
 _USUAL = ChatSettings().model_dump()
-_TURN = {"query_id": "1-0", "after": None, "query": "Hello", "answer": "Hello!", "time": 1, "interrupted": False}
+_ATTACHED = {"id": "file-0123456789abcdef0123456789abcdef", "name": "manual.pdf", "type": "application/pdf",
+             "size": 120_000, "pages": 12, "deleted": False}  # fmt: skip
+_TURN = {"query_id": "1-0", "after": None, "query": "Hello", "answer": "Hello!", "time": 1, "interrupted": False,
+         "attachments": [_ATTACHED]}  # fmt: skip
 
 
 def _shown(info: SessionInfo) -> dict[str, Any]:
@@ -130,6 +134,7 @@ async def show_session(
         summary = await Summaries(gateway.bus).read(info.session_id)
         # instructions of the operator, not words of the conversation
         prompt = await _system_prompt(gateway) if user.role == "admin" else ""
+    files = await files_now(gateway, user.user_id, [file for turn in page.turns for file in turn.attachments])
     own = ChatSettings.of(info.settings).system_prompt
     prompt = "\n\n".join(text for text in (prompt, own) if text)
     if summary is not None and not summary.tells_of(recent, info.tip or None):
@@ -144,10 +149,11 @@ async def show_session(
         {
             "query_id": turn.query_id,
             "after": turn.after,
-            "query": turn.query,
+            "query": words_of(turn.query),
             "answer": turn.answer,
             "time": turn.time,
             "interrupted": turn.interrupted,
+            "attachments": [files[str(file["id"])] for file in turn.attachments],
         }
         for turn in page.turns
     ]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, Json, RootModel, create_model
 
+from services.gateway.shapes.files import Attached
 from services.gateway.shapes.queries import ClientCall, CritiqueShown, PairwiseShown, RewardShown
 from services.gateway.shapes.shape import Shape
 from shared.contracts import Deliberation, PersonaToolTrace, ToolCallRecord, Usage
@@ -17,13 +18,6 @@ class _Member(Shape):
 
     persona: str = ""
     round: int = 0
-
-
-class Attached(Shape):
-    """A file of the question."""
-
-    id: str
-    name: str = ""
 
 
 class Claimed(Shape):

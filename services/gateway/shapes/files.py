@@ -21,6 +21,23 @@ class StoredFile(Shape):
     reason: str | None = Field(description="Why it could not be read, or not all of it")
     title: str | None
     chars: int = Field(description="Characters of its text")
+    pages: int | None = Field(default=None, description="Of a PDF that has been read")
+
+
+class Attached(Shape):
+    """A file of a question."""
+
+    id: str
+    name: str = ""
+    type: str = Field(default="", description="As it was found out from its content; empty: not known")
+    size: int | None = Field(default=None, description="Bytes")
+    pages: int | None = Field(default=None, description="Of a PDF that has been read")
+
+
+class AttachedNow(Attached):
+    """A file of a turn, as it is now."""
+
+    deleted: bool = Field(default=False, description="It was removed; GET /files/{id} answers 404")
 
 
 class FileList(Shape):

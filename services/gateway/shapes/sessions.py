@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.gateway.schemas import ChatSettings
+from services.gateway.shapes.files import AttachedNow
 from services.gateway.shapes.queries import Crossed
 from services.gateway.shapes.shape import Shape
 from shared.contracts import ChatTurnMessage
@@ -44,10 +45,11 @@ class TurnShown(Shape):
         description="The turn before it is the newest one that was not accepted after this query; null: the one before "
         "it in the session. Turns with the same one before them are versions of each other"
     )
-    query: str
+    query: str = Field(description="Empty: the message consisted of its files alone")
     answer: str
     time: int = Field(description="Milliseconds since the epoch")
     interrupted: bool
+    attachments: list[AttachedNow] = Field(description="The files of the question; deleted ones stay listed")
 
 
 class SessionChanged(Session):

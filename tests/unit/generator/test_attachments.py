@@ -53,7 +53,8 @@ def wanted(*abilities: str, num_ctx: int = 8_000, unknown: bool = False) -> Want
 
 
 async def asked(kept: Kept, want: Wanted, *ids: str) -> dict[str, Any]:
-    return await attached(kept, want, "what does it say?", ids)  # type: ignore[arg-type]
+    message, _ = await attached(kept, want, "what does it say?", ids)  # type: ignore[arg-type]
+    return message
 
 
 async def test_a_text_that_fits_stands_before_the_question() -> None:

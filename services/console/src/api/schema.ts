@@ -26,6 +26,14 @@ export interface components {
             deleted: number;
             files: number;
         };
+        AttachedNow: {
+            id: string;
+            name?: string;
+            type?: string;
+            size?: number | null;
+            pages?: number | null;
+            deleted?: boolean;
+        };
         Call: {
             id?: string | null;
             function?: components["schemas"]["CalledFunction"] | null;
@@ -969,6 +977,7 @@ export interface components {
             reason: string | null;
             title: string | null;
             chars: number;
+            pages?: number | null;
         };
         Stream: {
             subject: string;
@@ -1048,6 +1057,7 @@ export interface components {
             answer: string;
             time: number;
             interrupted: boolean;
+            attachments: components["schemas"]["AttachedNow"][];
         };
         TurnTold: {
             query_id: string;
@@ -1155,6 +1165,9 @@ export interface components {
         Attached: {
             id: string;
             name?: string;
+            type?: string;
+            size?: number | null;
+            pages?: number | null;
         };
         BusEntry: {
             subject: string;

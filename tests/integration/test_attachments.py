@@ -1,0 +1,165 @@
+"""Files of a conversation over HTTP: what later questions, the session and its clients get of them."""
+
+from __future__ import annotations
+
+import contextlib
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from support.http_gateway import Site, gateway_settings, serving
+from support.made_files import pdf, png
+from support.memories import remembering
+from support.services import announced, running
+from support.waiting import eventually
+
+from services.generator.service import service as generator
+from services.generator.settings import GeneratorSettings
+from shared.testing.script import Script
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NOTES = b"# Notes\n\nThe tomatoes want water every second day.\n"
+SCRIPT = Script.model_validate({
+    "models": {"gemma4:e4b": ["tools", "thinking"], "seeing": ["tools", "vision"], "nomic-embed-text": ["embedding"]},
+    "rules": [{"when": {}, "respond": {"text": "I have read it."}}],
+})  # fmt: skip
+
+
+class House(Site):
+    """A gateway, a memory, a generator, and the requests that reached the model server."""
+
+    requests: list[Any]
+
+    def sent(self) -> list[dict[str, Any]]:
+        """The messages of the last chat request."""
+        chats = [request.body for request in self.requests if "messages" in (request.body or {})]
+        found: list[dict[str, Any]] = chats[-1]["messages"]
+        return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    async with serving(gateway_settings(server_url, folder)) as site, remembering(server_url, folder, SCRIPT) as memory:
+        settings = GeneratorSettings(
+            redis_url=server_url, data_dir=folder, heartbeat=0.5, drain=1, ollama_host=memory.server.url, num_ctx=16_000
+        )
+        async with running(generator(), settings):
+            await announced(server_url, "generator")
+            house = House(**vars(site))
+            house.requests = memory.server.requests
+            yield house
+
+
+@contextlib.asynccontextmanager
+async def user(site: Site, name: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with await site.key(name) as http:
+        yield http
+
+
+async def added(http: httpx.AsyncClient, data: bytes, name: str) -> dict[str, Any]:
+    """A file that has been read."""
+    answer = await http.post("/files", params={"name": name}, content=data)
+    assert answer.status_code == 201, answer.text
+    found: dict[str, Any] = {}
+
+    async def settled() -> bool:
+        nonlocal found
+        listed = (await http.get("/files", params={"search": name})).json()["files"]
+        found = next(file for file in listed if file["name"] == name)
+        return bool(found["state"] != "reading")
+
+    await eventually(settled, 20, "the file is read")
+    return found
+
+
+async def asked(http: httpx.AsyncClient, session_id: str, query: str, *ids: str, **more: Any) -> dict[str, Any]:
+    body = {"query": query, "session_id": session_id, **({"attachments": list(ids)} if ids else {}), **more}
+    answer = await http.post("/query", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+# ── what clients get ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_turn_lists_its_files_and_marks_deleted_ones(site: House) -> None:
+    async with user(site, "lea") as lea:
+        manual = await added(lea, pdf(["One page.", "Two pages."]), "manual.pdf")
+        photo = await added(lea, png(3, 2), "photo.png")
+        await asked(lea, "files-1", "what are these?", manual["id"], photo["id"], model="seeing")
+        await asked(lea, "files-1", "and now?")
+        await lea.delete(f"/files/{photo['id']}")
+        first, second = (await lea.get("/sessions/files-1")).json()["turns"]
+        about = {name: manual[name] for name in ("id", "name", "type", "size")}
+        assert first["attachments"] == [
+            {**about, "pages": 2, "deleted": False},
+            {"id": photo["id"], "name": "photo.png", "type": "image/png", "size": photo["size"], "deleted": True},
+        ]
+        assert second["attachments"] == []
+        journal = (await lea.get(f"/sessions/files-1/turns/{first['query_id']}")).json()["journal"]
+        claimed = next(entry["data"] for entry in journal if entry["event"] == "claimed")
+        assert [(file["name"], file["type"]) for file in claimed["attachments"]] == [
+            ("manual.pdf", "application/pdf"),
+            ("photo.png", "image/png"),
+        ]
+
+
+async def test_files_are_listed_by_a_part_of_their_name(site: House) -> None:
+    async with user(site, "ida") as ida:
+        # the second name's accent is a letter of its own, as macOS sends it
+        for name in ("Käse.md", "KA\u0308SE 2.md", "100%.md"):
+            await added(ida, name.encode(), name)
+        for search, names in (
+            ("käse", ["KA\u0308SE 2.md", "Käse.md"]),
+            (" .MD ", ["100%.md", "KA\u0308SE 2.md", "Käse.md"]),
+            ("%", ["100%.md"]),
+            ("none", []),
+        ):
+            page = (await ida.get("/files", params={"search": search})).json()
+            assert [file["name"] for file in page["files"]] == names, search
+            assert page["total"] == len(names), search
+        page = (await ida.get("/files", params={"search": "käse", "limit": 1})).json()
+        rest = (await ida.get("/files", params={"search": "käse", "cursor": page["cursor"]})).json()
+        assert [file["name"] for file in rest["files"]] == ["Käse.md"]
+        assert (await ida.get("/files", params={"search": "x" * 201})).status_code == 422
+
+
+@pytest.mark.parametrize("words", ["", " \n"])
+async def test_message_of_a_file_alone_is_answered(site: House, words: str) -> None:
+    async with user(site, f"pia{len(words)}") as pia:
+        photo = await added(pia, png(3, 2), "photo.png")
+        found = await asked(pia, "alone-1", words, photo["id"], model="seeing")
+        assert found["query"] == ""
+        assert site.sent()[-1] == {
+            "role": "user",
+            "content": "(The user sent the attached files without a question.)",
+            "images": [b64encode(png(3, 2)).decode()],
+        }
+        shown = (await pia.get("/sessions/alone-1")).json()
+        assert (shown["title"], shown["turns"][0]["query"]) == ("photo.png", "")
+        listed = (await pia.get("/queries", params={"session_id": "alone-1"})).json()["queries"]
+        assert [one["query"] for one in listed] == [""]
+
+
+@pytest.mark.parametrize("files", [None, []])
+async def test_empty_message_without_files_is_refused(site: House, files: list[str] | None) -> None:
+    answer = await site.http.post("/query", json={"query": " ", "attachments": files})
+    assert answer.status_code == 422
+    assert "query: must not be empty" in answer.json()["error"]["message"]
+
+
+async def test_openai_message_of_a_file_alone_is_answered(site: House) -> None:
+    async with user(site, "kim") as kim:
+        sent = {"filename": "notes.md", "file_data": b64encode(NOTES).decode()}
+        body = {"model": "local2", "messages": [{"role": "user", "content": [{"type": "file", "file": sent}]}]}
+        answer = await kim.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        content = site.sent()[-1]["content"]
+        assert content.startswith("[attached file notes.md:")
+        assert content.endswith("\n\n(The user sent the attached files without a question.)")
