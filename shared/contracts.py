@@ -106,6 +106,8 @@ class QueryReceived(Payload):
     think: bool | None = None
     # one call of the model and nothing else: no tools, no system prompt of ours, nothing remembered or judged
     plain: bool = False
+    # IANA name of the user's zone; empty: the deployment's. The date that the model reads is this zone's
+    time_zone: str = ""
 
 
 class ToolFunction(Payload):
@@ -140,7 +142,8 @@ class ToolSchemaRequest(Payload):
 # What every call makes, and asks for its fields many times, is checked like a model and is none: those are slow to ask.
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_STRICT)
 class ToolRequest:
-    """`token` is known to whoever asks and to the tool's worker alone: `reply_to` hears no answer without it."""
+    """The call of a tool. `token` is known to its caller and to the tool's worker alone: `reply_to` takes no answer
+    without it. `time_zone`: IANA name of the user's zone; empty: the deployment's."""
 
     query_id: str
     call_id: Annotated[str, Field(min_length=1)]
@@ -150,6 +153,7 @@ class ToolRequest:
     user_id: str = ""
     reply_to: str = ""
     token: str = ""
+    time_zone: str = ""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_STRICT)
@@ -248,6 +252,8 @@ class ResponseGeneration(Payload):
     # the assistant's instructions as the model read them, with the date and what it was told of its last grade; without
     # what members of a committee said
     system: str = ""
+    # IANA name of the user's zone; empty: the deployment's
+    time_zone: str = ""
 
     @property
     def config(self) -> dict[str, Any]:

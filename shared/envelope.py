@@ -18,9 +18,14 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def entry_ms(entry_id: str) -> int:
+    """Return when an entry was written, in ms since the epoch, by the clock of Redis."""
+    return int(entry_id.partition("-")[0])
+
+
 def age_ms(entry_id: str) -> int:
     """Milliseconds since an entry was written."""
-    return now_ms() - int(entry_id.partition("-")[0])
+    return now_ms() - entry_ms(entry_id)
 
 
 # Ids and times of Redis stay below it for ever; a script counts no further.

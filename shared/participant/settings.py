@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import orjson
-from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError as MalformedSource
 
+from shared import zones
 from shared.errors import SettingsError
 from shared.participant.yaml_file import read_yaml
 from shared.telemetry.unread import not_understood
@@ -79,6 +80,21 @@ class Settings(BaseSettings):
         default=None, ge=0, le=65_535, description="Port on which /metrics is shown; 0: a free one; unset: none"
     )
     metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address of that port")
+    time_zone: str = Field(
+        default="",
+        description="IANA time zone of users who have none, for example Europe/Berlin; empty: that of the variable "
+        "`TZ`, else of this machine",
+    )
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known_zone(cls, text: str) -> str:
+        return zones.zone_name(text) if text else ""
+
+    @property
+    def zone(self) -> str:
+        """The IANA name of the deployment's time zone."""
+        return self.time_zone or zones.machine_zone() or "UTC"
 
     @classmethod
     def settings_customise_sources(

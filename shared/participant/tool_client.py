@@ -51,7 +51,7 @@ _BETWEEN = 0.1
 # Not frozen, though nothing ever changes one, for the same reason as an envelope.
 @dataclass(slots=True)
 class Caller:
-    """For whom a tool is called. `deadline` is in ms since the epoch, by the bus's clock."""
+    """For whom a tool is called. `deadline` is in ms since the epoch, by the bus's clock. `time_zone`: the user's."""
 
     query_id: str
     session_id: str = ""
@@ -59,6 +59,7 @@ class Caller:
     respondent_id: str = "A"
     deadline: int | None = None
     traceparent: str = ""
+    time_zone: str = ""
 
     def headers(self) -> dict[str, Any]:
         """The envelope fields of a message sent on the caller's behalf."""
@@ -213,6 +214,7 @@ class ToolClient:
             "user_id": caller.user_id,
             "reply_to": self._context.inbox,
             "token": token,
+            "time_zone": caller.time_zone,
         }
         try:
             data = _encoded(payload)

@@ -152,7 +152,8 @@ async def test_a_request_says_for_whom_it_is_and_until_when() -> None:
         return process.publishing(message)
 
     process.bus.publishing = publishing
-    caller = Caller("q", session_id="s", user_id="ann", respondent_id="B", traceparent="trace", deadline=4_000)
+    caller = Caller("q", session_id="s", user_id="ann", respondent_id="B", traceparent="trace", deadline=4_000,
+                    time_zone="Asia/Tokyo")  # fmt: skip
     client = ToolClient(process)  # type: ignore[arg-type]
     trail = Trail()
     asked = asyncio.create_task(
@@ -170,7 +171,7 @@ async def test_a_request_says_for_whom_it_is_and_until_when() -> None:
     assert len(request.pop("token")) >= 16
     assert request == {
         "query_id": "q", "call_id": "c", "tool": "one", "args": {"a": 1}, "session_id": "s", "user_id": "ann",
-        "reply_to": "inbox",
+        "reply_to": "inbox", "time_zone": "Asia/Tokyo",
     }  # fmt: skip
     writing.set_result([b"1-1"])
     process.answer(command)
