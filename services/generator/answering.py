@@ -27,6 +27,7 @@ from shared.participant.sampling import one_in
 from shared.participant.tool_client import Caller
 from shared.telemetry import tracing
 from shared.telemetry.logging import get_logger
+from shared.zones import first_zone
 
 log = get_logger()
 
@@ -159,6 +160,7 @@ class Answering:
             respondent_id=self._parts.context.settings.respondent_id,
             deadline=self._deadline(message),
             traceparent=tracing.current() or message.envelope.traceparent,
+            time_zone=first_zone(message.payload.time_zone, self._parts.context.settings.zone),
         )
 
     def _deadline(self, message: Message[QueryReceived]) -> int:

@@ -24,9 +24,11 @@ def _prompt(name: str) -> str:
     return files("services.generator").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8").strip()
 
 
-def persona_prompt(identity: str, deliberations: Sequence[Deliberation], context: str | None = None) -> str:
-    """What a member is told. `context`: memories looked up for a model that cannot call tools."""
-    parts = [identity, _prompt("persona"), _prompt("relations"), *_retrieved(context)]
+def persona_prompt(
+    identity: str, date_line: str, deliberations: Sequence[Deliberation], context: str | None = None
+) -> str:
+    """Return the system prompt of a member. `context`: memories found for a model that cannot call tools."""
+    parts = [identity, _prompt("persona"), _prompt("relations"), date_line, *_retrieved(context)]
     if deliberations:
         parts.append(f"=== PREVIOUS DELIBERATIONS ===\n{transcript(deliberations)}")
     return "\n\n".join(parts)
@@ -62,13 +64,14 @@ class Seat:
 @dataclass(frozen=True, slots=True)
 class Session:
     """How a committee sits: who, in this order, how often, whether at the same time, and how many rounds of tool calls
-    each member has in a turn, and The Self."""
+    each member has in a turn, and The Self. date_line: the date as every member reads it."""
 
     personas: Sequence[str]
     rounds: int = 1
     parallel: bool = False
     persona_iterations: int = 3
     self_iterations: int = 5
+    date_line: str = ""
 
 
 # Opens the steps of a member (a seat), or of The Self (None), under a system prompt.
@@ -95,7 +98,7 @@ async def deliberate(
     context: str | None = None
 
     async def speak(seat: Seat) -> Answer:
-        prompt = persona_prompt(identities.personas[seat.persona], said, context)
+        prompt = persona_prompt(identities.personas[seat.persona], session.date_line, said, context)
         return await run_agent(open_steps(seat, prompt), question, session.persona_iterations)
 
     for seats in _turns(session):

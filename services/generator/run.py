@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
 from typing import Any
 
@@ -41,7 +40,7 @@ from shared.contracts import (
     SessionSummarise,
     prompt_version,
 )
-from shared.envelope import Message, now_ms
+from shared.envelope import Message, entry_ms, now_ms
 from shared.errors import PermanentError
 from shared.llm.port import (
     ChatModel,
@@ -56,6 +55,7 @@ from shared.records.journal import EntryType, closing, read_journal
 from shared.records.sessions import Sessions, Turn, title_of
 from shared.records.steps import keeping, unanswered
 from shared.telemetry.logging import get_logger
+from shared.zones import date_line
 
 log = get_logger()
 
@@ -261,6 +261,7 @@ class Response:
             settings.parallel,
             settings.persona_tool_iterations,
             settings.max_tool_iterations,
+            self._date_line(),
         )
 
         def open_steps(seat: Seat | None, prompt: str) -> JournalSteps:
@@ -317,7 +318,12 @@ class Response:
         told = self._ports.recall.low_grade
         note = f"\n\n{told.note}" if told is not None else ""
         own = f"\n\n{self._query.system_prompt}" if self._query.system_prompt else ""
-        return f"{self._settings.system_prompt}{own}\n\nToday's date: {date.today().isoformat()}{note}"
+        return f"{self._settings.system_prompt}{own}\n\n{self._date_line()}{note}"
+
+    def _date_line(self) -> str:
+        """The user's date when the query was accepted: a replica that takes the query over reads the same line."""
+        caller = self._ports.caller
+        return date_line(entry_ms(caller.query_id), caller.time_zone)
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -388,6 +394,7 @@ class Response:
             material=finished.material[:MOST_MATERIAL] or None,
             history=query.messages,
             system=finished.system,
+            time_zone=caller.time_zone,
         )
         dialog = AnswerDialog(
             session_id=query.session_id,

@@ -123,7 +123,8 @@ class Bench:
 
 
 def message(*, deliveries: int = 1, deadline: int | None = None, turn: str = "", **query: Any) -> Any:
-    payload = QueryReceived(**{"session_id": "s", "query": "Why?", "user_id": "ann", **query})
+    said = {"session_id": "s", "query": "Why?", "user_id": "ann", "time_zone": "Asia/Tokyo", **query}
+    payload = QueryReceived(**said)
     envelope = SimpleNamespace(deadline=deadline, traceparent="trace", turn=turn)
     return SimpleNamespace(entry_id="5000-1", payload=payload, deliveries=deliveries, envelope=envelope)
 
@@ -131,7 +132,7 @@ def message(*, deliveries: int = 1, deadline: int | None = None, turn: str = "",
 async def test_a_query_is_answered_and_leaves_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     await bench.answering.answer(message())
-    caller = Caller("5000-1", "s", "ann", "A", 95_000, "trace")
+    caller = Caller("5000-1", "s", "ann", "A", 95_000, "trace", "Asia/Tokyo")
     assert (bench.opened, bench.turned) == ([(caller, 600.0)], [(caller,)])
     assert bench.left_asked == [(95_000, "5000-1")]
     assert bench.ended == bench.watched == [DONE]
@@ -337,8 +338,22 @@ async def test_a_query_that_is_given_up_ends_with_the_reason(monkeypatch: pytest
     bench = Bench(monkeypatch, left=3.0)
     await bench.answering.abandon(message(deliveries=5), "it failed")
     assert bench.ended == [Failure("abandoned", "it failed")]
-    assert bench.opened == [(Caller("5000-1", "s", "ann", "A", 95_000, "trace"), 3.0)]
+    assert bench.opened == [(Caller("5000-1", "s", "ann", "A", 95_000, "trace", "Asia/Tokyo"), 3.0)]
     assert bench.lanes == [("leave", "s", "5000-1")]
     bench.response = None
     await bench.answering.abandon(message(deliveries=5), "it failed")
     assert len(bench.lanes) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "zone"),
+    [("Australia/Sydney", "Australia/Sydney"), ("", "America/Los_Angeles"), ("Mars/Olympus", "America/Los_Angeles")],
+    ids=["the-querys", "a-program-names-none", "unknown-to-this-replica"],
+)
+async def test_query_without_a_known_zone_has_the_deployments(
+    said: str, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(monkeypatch, time_zone="America/Los_Angeles")
+    await bench.answering.answer(message(time_zone=said))
+    ((caller, _),) = bench.opened
+    assert caller.time_zone == zone

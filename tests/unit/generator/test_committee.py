@@ -129,7 +129,7 @@ async def test_all_members_of_a_round_at_once_speak_again_with_what_memory_holds
 
 
 def test_a_persona_and_the_self_are_told_how_to_read_relations() -> None:
-    prompt = persona_prompt("You are A.", [])
+    prompt = persona_prompt("You are A.", "Today.", [])
     assert prompt.startswith("You are A.")
     assert "inner committee deliberation" in prompt
     for told in (prompt, self_prompt("Base.", "You are The Self.", [])):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import date
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -47,8 +46,9 @@ from shared.records.sessions import Turn
 from shared.records.summaries import Summary
 
 NOW = 1_700_000_000_000
-TODAY = date(2026, 1, 2)
 QUERY_ID = "50-0"
+# of that moment
+TODAY = "Today's date: 1970-01-01 (Thursday, Etc/UTC)"
 LOW = LowGrade("40-0", 2, "[It was weak.]")
 
 
@@ -117,7 +117,10 @@ class Bench:
         self.ports = Ports(
             context=cast(Any, context), model=cast(Any, None), tools=cast(Any, None), writer=cast(Any, self.writer),
             recall=self.recall, machine=Machine(TABLE, IDLE),
-            caller=Caller(QUERY_ID, "s", "ann", respondent, 9_000, "trace", **(caller or {})),
+            caller=Caller(**{
+                "query_id": QUERY_ID, "session_id": "s", "user_id": "ann", "respondent_id": respondent,
+                "deadline": 9_000, "traceparent": "trace", "time_zone": "Etc/UTC", **(caller or {}),
+            }),
             crossed=cast(Any, crossed), response_id=f"{QUERY_ID}:{respondent}", attempt=1,
         )  # fmt: skip
         message = SimpleNamespace(
@@ -133,7 +136,6 @@ class Bench:
         monkeypatch.setattr(module, "as_the_model_reads", self._read)
         monkeypatch.setattr(module, "history_with_files", self._with_files)
         monkeypatch.setattr(module, "now_ms", lambda: NOW)
-        monkeypatch.setattr(module, "date", SimpleNamespace(today=lambda: TODAY))
         monkeypatch.setattr(module, "closing", lambda *what: ("CLOSE", *what))
         monkeypatch.setattr(module, "keeping", lambda *what: ("KEEP", *what))
 
@@ -253,12 +255,13 @@ async def test_an_answer_is_published_with_its_turn_before_its_client_is_told(mo
     for outgoing in (generation, dialog):
         assert outgoing.once == f"{QUERY_ID}:A"
         assert {name: getattr(outgoing.envelope, name) for name in headers} == headers
-    prompt = "Be kind.\n\nToday's date: 2026-01-02\n\n[It was weak.]"
+    prompt = f"Be kind.\n\n{TODAY}\n\n[It was weak.]"
     assert bench.generation == ResponseGeneration(
         query_id=QUERY_ID, response_id=f"{QUERY_ID}:A", session_id="s", user_id="ann", respondent_id="A",
         generator_id="GeneratorAgent", query="What is new?", answer="Nothing.", thinking="hm", tool_calls=[record],
         model="served", options={"temperature": 0.5, "seed": 3}, own_options={"temperature": 0.5},
         prompt_version=prompt_version("Be kind."), usage=Usage(prompt_tokens=7), finish_reason="stop", system=prompt,
+        time_zone="Etc/UTC",
     )  # fmt: skip
     assert AnswerDialog.model_validate_json(dialog.envelope.payload) == AnswerDialog(
         session_id="s", query_id=QUERY_ID, query="What is new?", answer="Nothing.", respondent_id="A"
@@ -495,7 +498,7 @@ async def test_the_model_reads_the_newest_turns_and_the_summary_of_those_before(
     turns = [turn(1), turn(2), turn(3, ratio=9.0), turn(4), turn(5, ratio=4.5)]
     bench = Bench(monkeypatch, settings={"history_turns": 3}, system_prompt="In French.")
     conversation = (await bench.steps(Past(turns, summary))).conversation
-    prompt = {"role": "system", "content": "Be kind.\n\nIn French.\n\nToday's date: 2026-01-02"}
+    prompt = {"role": "system", "content": f"Be kind.\n\nIn French.\n\n{TODAY}"}
     assert conversation.system == [prompt, summary.message()]
     assert conversation.history == [turn(3).messages(), turn(4).messages(), turn(5).messages()]
     assert conversation.names == ["3-0", "4-0", "5-0"]
@@ -665,8 +668,8 @@ async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: p
     assert (finished.deliberations, bench.ran) == ([SAID], [])
     assert finished.answer.usage == Usage(**SPENT)
     ((session, _, base, question, open_steps, progress, _),) = bench.sat
-    assert session == Session(["Skeptic", "Empath"], 2, True, 4, 6)
-    assert base == "Be kind.\n\nToday's date: 2026-01-02"
+    assert session == Session(["Skeptic", "Empath"], 2, True, 4, 6, TODAY)
+    assert base == f"Be kind.\n\n{TODAY}"
     assert question == {"role": "user", "content": "What is new?"}
     seat = Seat("Skeptic", 1)
     member, own = open_steps(seat, "Doubt."), open_steps(None, "Be you.")
@@ -693,7 +696,7 @@ async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: p
     bench = Bench(monkeypatch, mode="committee", personas=["empath"], rounds=3, settings={"parallel": False})
     await bench.response.generate(Past())
     ((session, *_),) = bench.sat
-    assert session == Session(["Empath"], 3, False, 3, 5)
+    assert session == Session(["Empath"], 3, False, 3, 5, TODAY)
     member = bench.sat[0][4](seat, "Doubt.")
     assert (member.allowed, member.aside) == (PERSONA_TOOLS, False)
     # nobody deliberates: the answer is as in a chat
