@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from datetime import date
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import ClassVar, Literal, assert_never
 
@@ -15,8 +14,12 @@ from services.web_search.hits import SearchProvider, render
 from services.web_search.hosted import Brave, Tavily
 from services.web_search.mock import Mock
 from services.web_search.searxng import SearxNG
+from shared.contracts import ToolRequest
+from shared.envelope import now_ms
+from shared.participant.service import Context, Service, Work
 from shared.participant.settings import Settings
-from shared.participant.tool import Run, ToolResult, tool_service
+from shared.participant.tool import RunFor, Tool, ToolResult, open_tools
+from shared.zones import first_zone, local_date
 
 WEB_URL = r"^https?://[^\s/]+"
 
@@ -83,17 +86,30 @@ def provider_for(settings: WebSearchSettings, http: httpx.AsyncClient) -> Search
             assert_never(settings.provider)
 
 
-async def search(provider: SearchProvider, max_results: int, today: Callable[[], date], args: WebSearch) -> ToolResult:
-    """Titles, snippets and URLs for the query. Raises ToolError."""
-    return render(args.query, await provider.search(args.query, max_results), today())
+async def search(
+    provider: SearchProvider, settings: WebSearchSettings, now: Callable[[], int], args: WebSearch, request: ToolRequest
+) -> ToolResult:
+    """Return titles, snippets and URLs for the query, under the user's date. now: in ms. Raises ToolError."""
+    hits = await provider.search(args.query, settings.max_results)
+    return render(args.query, hits, local_date(now(), first_zone(request.time_zone, settings.zone)))
 
 
 @asynccontextmanager
-async def build(settings: WebSearchSettings) -> AsyncIterator[Run[WebSearch]]:
+async def build(settings: WebSearchSettings) -> AsyncIterator[RunFor[WebSearch]]:
     # SearXNG is the operator's own, mostly on this machine: a proxy of the environment would only be in the way.
     http = httpx.AsyncClient(timeout=settings.timeout, trust_env=settings.provider != "searxng")
     async with http:
-        yield partial(search, provider_for(settings, http), settings.max_results, date.today)
+        yield partial(search, provider_for(settings, http), settings, now_ms)
 
 
-app = tool_service("web_search", WebSearch, WebSearchSettings, build)
+@asynccontextmanager
+async def _tools(settings: WebSearchSettings) -> AsyncIterator[Sequence[Tool[WebSearch]]]:
+    async with build(settings) as run:
+        yield [Tool("web_search", WebSearch, run, timeout=settings.timeout)]
+
+
+def _opened(context: Context[WebSearchSettings]) -> AbstractAsyncContextManager[Sequence[Work]]:
+    return open_tools(context, _tools)
+
+
+app = Service("web_search", WebSearchSettings, _opened)

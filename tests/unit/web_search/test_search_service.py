@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import date
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from services.web_search.hits import Hit
 from services.web_search.service import WebSearch, WebSearchSettings, app, build, search
+from shared.contracts import ToolRequest
 from shared.errors import SettingsError, ToolError
 
 NAMES = ("SEARXNG_URL", "BRAVE_API_KEY", "TAVILY_API_KEY")
@@ -76,39 +77,55 @@ def test_the_model_sees_what_the_argument_is() -> None:
     assert schema["properties"]["query"]["description"] == "Concise search query (English preferred)"
 
 
-async def test_the_date_in_the_text_is_todays() -> None:
+def request(time_zone: str = "") -> ToolRequest:
+    return ToolRequest(query_id="q", call_id="c", tool="web_search", args={}, time_zone=time_zone)
+
+
+@pytest.mark.parametrize(
+    ("asked", "deployment", "day"),
+    [
+        ("Australia/Sydney", "America/Los_Angeles", "2031-02-04"),
+        ("America/Los_Angeles", "Australia/Sydney", "2031-02-03"),
+        ("", "Australia/Sydney", "2031-02-04"),
+        ("Mars/Olympus", "Australia/Sydney", "2031-02-04"),
+    ],
+    ids=["sydney", "los-angeles", "deployment", "unknown-to-this-worker"],
+)
+async def test_search_result_has_the_date_of_the_users_zone(asked: str, deployment: str, day: str) -> None:
     class One:
         async def search(self, query: str, max_results: int) -> list[Hit]:
             return [Hit("t", "s", "https://a.example/")][:max_results]
 
-    result = await search(One(), 5, lambda: date(2031, 2, 3), WebSearch(query="x"))
-    assert result.text.startswith("Today's date: 2031-02-03\n\n[1] Title: t\n")
+    evening = round(datetime(2031, 2, 3, 20, tzinfo=UTC).timestamp() * 1000)
+    settings = WebSearchSettings(time_zone=deployment)
+    result = await search(One(), settings, lambda: evening, WebSearch(query="x"), request(asked))
+    assert result.text.startswith(f"Today's date: {day}\n\n[1] Title: t\n")
 
 
 async def test_searxng_is_asked_through_the_built_worker(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     engine.answer = {"results": [{"title": "T", "content": "S", "url": "https://a.example/"}]}
     async with build(WebSearchSettings(searxng_url=engine.url)) as run:
-        result = await run(WebSearch(query=" tides "))
+        result = await run(WebSearch(query=" tides "), request())
     assert result.text.endswith("\n\n[1] Title: T\n    Snippet: S\n    URL: https://a.example/")
     assert engine.query["q"] == "tides"
 
 
 async def test_nothing_found_is_no_error(engine: Any) -> None:
     async with build(WebSearchSettings(searxng_url=engine.url)) as run:
-        assert (await run(WebSearch(query="tides"))).text == "No results found for: tides"
+        assert (await run(WebSearch(query="tides"), request())).text == "No results found for: tides"
 
 
 @pytest.mark.parametrize("provider", ["brave", "tavily"])
 async def test_a_provider_without_its_key_answers_with_a_clear_error(provider: Any) -> None:
     async with build(WebSearchSettings(provider=provider)) as run:
         with pytest.raises(ToolError, match=rf"set {provider.upper()}_API_KEY in the environment"):
-            await run(WebSearch(query="x"))
+            await run(WebSearch(query="x"), request())
 
 
 async def canned(query: str, **settings: Any) -> Any:
     async with build(WebSearchSettings(provider="mock", **settings)) as run:
-        return await run(WebSearch(query=query))
+        return await run(WebSearch(query=query), request())
 
 
 async def test_the_mock_knows_the_price_of_bitcoin() -> None:
