@@ -33,7 +33,7 @@ _ONCE_AT_LEAST = 60
 HEADERS = {"parameters": [header("idempotency-key", ONCE), header("traceparent", "W3C trace context")]}
 _LATER = frozenset({
     "attachments", "material", "following", "client_tools", "answer_schema", "think", "plain", "chat", "instead_of",
-    "system_prompt",
+    "system_prompt", "time_zone",
 })  # fmt: skip
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
@@ -48,6 +48,7 @@ class Ask:
     about: the session that it is a chore of, and goes with.
     instead_of: the query of the session whose place it takes. system_prompt: instructions for this conversation, behind
     the operator's.
+    time_zone: IANA name of the user's zone; None: that of the user's key, else the deployment's.
     material: what the client put before the user's words, for the model alone. given: what is to be kept of the request
     beside the query.
     """
@@ -75,6 +76,7 @@ class Ask:
     about: str | None = None
     instead_of: str | None = None
     system_prompt: str | None = None
+    time_zone: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -253,6 +255,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         answer_schema=ask.answer_schema,
         think=ask.think,
         plain=ask.plain,
+        time_zone=ask.time_zone or origin.principal.time_zone or settings.zone,
     )
     headers = {"session_id": session_id, "user_id": user, "traceparent": origin.trace}
     found = await lanes.accept(

@@ -19,6 +19,7 @@ from services.gateway.errors import ApiError, sentence
 from services.gateway.schemas import Options
 from services.gateway.tool_forms import Function, Offered, args_of_text, offered
 from shared.contracts import FILES_ALONE, MAX_QUERY_CHARS, ChatToolCall, ChatTurnMessage, ClientTools
+from shared.zones import zone_name
 
 DEFAULT_MODEL = "local2"
 # One plain call of the model: for titles, tags and whatever else a client asks behind a user's back.
@@ -175,12 +176,24 @@ def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
         answer_schema=answer_schema(body.response_format),
         think=False if plain else _think(body),
         plain=plain,
+        time_zone=zone_in(body.metadata),
     )
 
 
 def is_plain(name: str, messages: Sequence[ChatTurnMessage], task: str, metadata: Mapping[str, Any] | None) -> bool:
     """Whether one plain call of the model is meant: a program's own chore, not a question to the agent."""
     return name == UTILITY_MODEL or bool(task or (metadata or {}).get("task")) or is_housekeeping(messages)
+
+
+def zone_in(metadata: Mapping[str, Any] | None) -> str | None:
+    """Return the IANA time zone that a client gives in a request's `metadata`. Raises ApiError 400."""
+    named = (metadata or {}).get("time_zone")
+    if named is None:
+        return None
+    try:
+        return zone_name(str(named))
+    except ValueError as exc:
+        raise bad(f"metadata.time_zone: {exc}") from exc
 
 
 def backend_model(name: str, known: Iterable[str]) -> str | None:

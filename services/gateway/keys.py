@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -18,6 +18,7 @@ from services.gateway.admin_key import admin_key, new_key
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.bus.keys import API_KEYS, link_key
+from shared.bus.port import Script
 from shared.envelope import now_ms
 from shared.telemetry.logging import get_logger
 
@@ -29,6 +30,9 @@ ADMIN = "admin"
 LINK_SECONDS = 60
 LINK_KEY_SECONDS = 7 * 86_400
 _NAME = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
+# Replaces a field of a hash that is there. KEYS: hash. ARGV: field, value. Returns 1, or 0 for a missing field.
+_REPLACE = Script("if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end "
+                  "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return 1")  # fmt: skip
 # A revoked key works at most this long on another replica.
 _CACHE_SECONDS = 2.0
 _CACHE_SIZE = 10_000
@@ -36,17 +40,19 @@ _CACHE_SIZE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. trusted: the key may speak for people whom it names."""
+    """The user of a request. trusted: the key may name other users. time_zone: the IANA name that its key has, or an
+    empty string."""
 
     user_id: str
     role: Role
     trusted: bool = False
+    time_zone: str = ""
 
     def named(self, name: str) -> Principal:
         """The person whom a trusted key names. No key of anybody has that user, and no other key's people have it: a
         key's own user has no slash, and what follows the last one is the name or its digest."""
         known = name if _NAME.fullmatch(name) else f"={digest(name)[:40]}"
-        return Principal(f"{self.user_id}/{known}", "user", trusted=True)
+        return Principal(f"{self.user_id}/{known}", "user", trusted=True, time_zone=self.time_zone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class KeyRecord:
     start: it is an administrator's start key.
     until: when it ends, of a key that a browser was given for a one-time link; 0: never.
     trusted: it may name the person and the chat that a request is of.
+    time_zone: IANA name of the zone of its questions that name none; empty: the deployment's.
     """
 
     id: str
@@ -66,14 +73,24 @@ class KeyRecord:
     start: bool = False
     until: int = 0
     trusted: bool = False
+    time_zone: str = ""
 
     @property
     def lasting(self) -> bool:
         """Whether it was made by hand: the others belong to an installation and a browser, not to the data."""
         return not self.start and not self.until
 
+    @property
+    def principal(self) -> Principal:
+        return Principal(self.user_id, self.role, self.trusted, self.time_zone)
+
     def dump(self) -> bytes:
-        return orjson.dumps(self)
+        # a gateway of an earlier version refuses a field that it does not know
+        return orjson.dumps({name: value for name, value in asdict(self).items() if name != "time_zone" or value})
+
+
+# A gateway of a later version may have written others.
+_FIELDS = frozenset(field.name for field in fields(KeyRecord))
 
 
 def digest(key: str) -> str:
@@ -135,17 +152,19 @@ class Keys:
             raw = await self._connection.bus.link.call("HGET", API_KEYS, hashed)
         record = _record(raw)
         over = record is not None and record.until and record.until <= now_ms()
-        found = Principal(record.user_id, record.role, record.trusted) if record and not over else None
+        found = record.principal if record and not over else None
         if len(self._cache) >= _CACHE_SIZE:
             self._cache.clear()
         self._cache[hashed] = (now + _CACHE_SECONDS, found)
         return found
 
-    async def create(self, name: str, user_id: str, role: Role, *, trusted: bool = False) -> tuple[KeyRecord, str]:
-        """The record, and the secret, which nobody can read again."""
+    async def create(
+        self, name: str, user_id: str, role: Role, *, trusted: bool = False, time_zone: str = ""
+    ) -> tuple[KeyRecord, str]:
+        """Make a key. Returns its record and its secret, which is stored nowhere."""
         key = new_key()
         hashed = digest(key)
-        record = KeyRecord(hashed[:12], name, user_id, role, now_ms(), trusted=trusted)
+        record = KeyRecord(hashed[:12], name, user_id, role, now_ms(), trusted=trusted, time_zone=time_zone)
         await self._connection.bus.link.call("HSET", API_KEYS, hashed, record.dump())
         return record, key
 
@@ -172,6 +191,22 @@ class Keys:
     async def listed(self) -> list[KeyRecord]:
         return sorted((record for _, record in await self.stored()), key=lambda record: (record.created, record.id))
 
+    async def set_zone(self, key_id: str, time_zone: str) -> KeyRecord | None:
+        """Set the time zone of a key; empty: the deployment's. Returns its record, unchanged for a start key; None for
+        an unknown id. Other replicas use the new zone after two seconds at most."""
+        link = self._connection.bus.link
+        for hashed, record in await self.stored():
+            if record.id == key_id and not record.start:
+                changed = replace(record, time_zone=time_zone)
+                # a key that is revoked at this moment must not come back
+                if not await link.call(*_REPLACE((API_KEYS,), hashed, changed.dump())):
+                    return None
+                self._cache.pop(hashed, None)
+                return changed
+            if record.id == key_id:
+                return record
+        return None
+
     async def revoke(self, key_id: str) -> KeyRecord | None:
         """The record of the key that no longer works; None when there is none.
 
@@ -196,7 +231,7 @@ def _record(raw: bytes | None) -> KeyRecord | None:
     if raw is None:
         return None
     try:
-        return KeyRecord(**orjson.loads(raw))
-    except (ValueError, TypeError):
+        return KeyRecord(**{name: value for name, value in orjson.loads(raw).items() if name in _FIELDS})
+    except (ValueError, TypeError, AttributeError):
         log.warning("keys.malformed_record")
         return None

@@ -28,6 +28,7 @@ from services.gateway.chat_body import (
     options,
     parts_of,
     question,
+    zone_in,
 )
 from services.gateway.completions import citations, usage
 from services.gateway.dressing import undressed
@@ -123,6 +124,7 @@ def asked(body: ResponseBody, items: Sequence[Mapping[str, Any]], known_models: 
         answer_schema=answer_schema(body.text.format if body.text else None),
         think=False if plain else effort(body.reasoning.effort if body.reasoning else None),
         plain=plain,
+        time_zone=zone_in(body.metadata),
     )
 
 

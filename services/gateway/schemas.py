@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from services.gateway.errors import CODES
 from services.gateway.keys import Role
 from services.gateway.records import SESSION_RULE, is_session_id
+from shared import zones
 from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment, VotePart
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+TimeZone = Annotated[str, StringConstraints(max_length=zones.LONGEST_NAME), AfterValidator(zones.zone_name)]
 
 
 # Characters of the instructions for one conversation.
@@ -81,6 +92,11 @@ class QueryBody(Body):
     )
     deadline_seconds: float | None = Field(
         default=None, gt=0, description="Seconds for the whole answer, at most the gateway's own limit"
+    )
+    time_zone: TimeZone | None = Field(
+        default=None,
+        description="Your IANA time zone, for example Europe/Berlin: the model reads the date there. Left out: that of "
+        "your key, else the deployment's",
     )
 
     @field_validator("session_id")
@@ -218,6 +234,19 @@ class KeyBody(Body):
         default=False,
         description="It may name the person and the chat of a request: X-OpenWebUI-User-Id and X-OpenWebUI-Chat-Id, or "
         "`user` and `metadata` of a chat completion",
+    )
+    time_zone: TimeZone | None = Field(
+        default=None, description="IANA time zone of its questions that name none; left out: the deployment's"
+    )
+
+
+class KeyChange(Body):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, json_schema_extra={"example": {"time_zone": "Australia/Sydney"}}
+    )
+
+    time_zone: TimeZone | None = Field(
+        description="IANA time zone of its questions that name none; null: the deployment's"
     )
 
 

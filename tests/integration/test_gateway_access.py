@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
@@ -41,7 +42,11 @@ def access() -> dict[tuple[str, str], tuple[str, str]]:
 ACCESS = access()
 OPEN = [route for route, (user, _) in ACCESS.items() if user.startswith("open to all")]
 OPERATORS = [route for route, (user, _) in ACCESS.items() if user == "no"]
-BODIES: dict[str, dict[str, str]] = {"/keys": {"name": "n", "user_id": "u"}, "/keys/redeem": {"token": "x"}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/keys": {"name": "n", "user_id": "u"},
+    "/keys/redeem": {"token": "x"},
+    "/keys/{key_id}": {"time_zone": None},
+}
 
 
 async def tried(http: httpx.AsyncClient, method: str, path: str) -> httpx.Response:
@@ -160,7 +165,8 @@ async def test_only_the_hash_of_a_key_is_stored_and_a_revoked_key_stops_working(
     made = (await site.http.post("/keys", json={"name": "laptop", "user_id": "ann"})).json()
     secret = made.pop("key")
     assert made == {"id": sha256(secret.encode()).hexdigest()[:12], "name": "laptop", "user_id": "ann",
-                    "role": "user", "created": made["created"], "trusted": False}  # fmt: skip
+                    "role": "user", "created": made["created"], "trusted": False,
+                    "time_zone": None}  # fmt: skip
     for key in raw.scan_iter("*"):
         assert secret.encode() not in raw.dump(key)
     listed = (await site.http.get("/keys")).json()["keys"]

@@ -138,9 +138,14 @@ def add_key(
         bool,
         typer.Option("--trusted", help="For a program of several people: it may say whom and which chat it asks for"),
     ] = False,
+    time_zone: Annotated[
+        str, typer.Option(help="IANA zone of its questions that name none, for example Europe/Berlin")
+    ] = "",
 ) -> None:
     """Makes a key and shows it once. Each has a name of its own."""
     body = {"name": name, "user_id": user or name, "role": "admin" if admin else "user", "trusted": trusted}
+    if time_zone:
+        body["time_zone"] = time_zone
 
     async def work(api: Api) -> Any:
         # the API lets programs name keys as they like; people tell them apart by their names
@@ -173,11 +178,22 @@ def list_keys(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table("id", "name", "user", "role", "trusted", "made")
+    table = Table("id", "name", "user", "role", "trusted", "time zone", "made")
     for row in found:
         words = [printable(str(row.get(k, ""))) for k in ("id", "name", "user_id", "role")]
-        table.add_row(*words, "yes" if row.get("trusted") else "", ago(row["created"]))
+        zone = printable(row.get("time_zone") or "")
+        table.add_row(*words, "yes" if row.get("trusted") else "", zone, ago(row["created"]))
     console.print(table)
+
+
+@keys.command("zone")
+def set_zone(
+    key_id: Annotated[str, typer.Argument(help="Its id in the list")],
+    zone: Annotated[str, typer.Argument(help="IANA name, for example Europe/Berlin; left out: the deployment's")] = "",
+) -> None:
+    """Sets the time zone of a key's questions that name none."""
+    changed = with_api(lambda api: api.call("PATCH", f"/keys/{key_id}", json={"time_zone": zone or None}))
+    console.print(f"{printable(changed['name'])}: {changed['time_zone'] or 'the zone of the deployment'}")
 
 
 @keys.command("revoke")

@@ -11,6 +11,7 @@ from services.gateway.backup.section import KeptHere, Tally
 from services.gateway.keys import KeyRecord
 from shared.bus.keys import API_KEYS
 from shared.participant.backup import Record
+from shared.zones import LONGEST_NAME
 
 
 class StoredKey(BaseModel):
@@ -24,6 +25,7 @@ class StoredKey(BaseModel):
     role: Literal["admin", "user"]
     created: int = Field(ge=0)
     trusted: bool = False
+    time_zone: str = Field(default="", max_length=LONGEST_NAME)
 
 
 class KeysSection(KeptHere):
@@ -37,6 +39,7 @@ class KeysSection(KeptHere):
         yield [
             {"sha256": hashed, "name": k.name, "user_id": k.user_id, "role": k.role, "created": k.created}
             | ({"trusted": True} if k.trusted else {})
+            | ({"time_zone": k.time_zone} if k.time_zone else {})
             for hashed, k in await self._gateway.keys.stored()
             if k.lasting
         ]
@@ -60,10 +63,13 @@ class KeysSection(KeptHere):
                 "HSETNX",
                 API_KEYS,
                 key.sha256,
-                KeyRecord(key.sha256[:12], key.name, key.user_id, key.role, key.created, trusted=key.trusted).dump(),
+                KeyRecord(
+                    key.sha256[:12], key.name, key.user_id, key.role, key.created, trusted=key.trusted,
+                    time_zone=key.time_zone,
+                ).dump(),
             )
             for key in keys
-        ]
+        ]  # fmt: skip
         if commands:
             added = sum(await self._gateway.bus.link.pipe(commands))
             tally.written += added

@@ -12,13 +12,13 @@ from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.keys import LINK_SECONDS, KeyRecord
-from services.gateway.schemas import KeyBody, RedeemBody, told
+from services.gateway.schemas import KeyBody, KeyChange, RedeemBody, told
 from services.gateway.shapes.operating import Key, KeyList, Link, NewKey
 
 router = APIRouter(route_class=JsonRoute, prefix="/keys", tags=["keys"])
 
 _KEY = {"id": "0f1e2d3c4b5a", "name": "Ann's laptop", "user_id": "ann", "role": "user", "created": 1700000000000,
-        "trusted": False}  # fmt: skip
+        "trusted": False, "time_zone": "Europe/Berlin"}  # fmt: skip
 
 
 def _shown(record: KeyRecord) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
         "role": record.role,
         "created": record.created,
         "trusted": record.trusted,
+        "time_zone": record.time_zone or None,
     }
     return {**shown, "until": record.until} if record.until else shown
 
@@ -38,7 +39,9 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
                             status=201))  # fmt: skip
 async def create_key(body: KeyBody, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
-        record, secret = await gateway.keys.create(body.name, body.user_id, body.role, trusted=body.trusted)
+        record, secret = await gateway.keys.create(
+            body.name, body.user_id, body.role, trusted=body.trusted, time_zone=body.time_zone or ""
+        )
     return reply({**_shown(record), "key": secret}, 201, {"Cache-Control": "no-store"})
 
 
@@ -73,6 +76,18 @@ async def redeem_link(body: RedeemBody, gateway: GatewayDep) -> Response:
         raise ApiError(404, "not_found", "this link was used already, or is older than a minute")
     record, secret = found
     return reply({**_shown(record), "key": secret}, 201, {"Cache-Control": "no-store"})
+
+
+@router.patch("/{key_id}", summary="Set the time zone of an API key; it is used within two seconds",
+              responses=told("Changed", Key, _KEY, 400, 403, 404, 409, 415, 422, 503))  # fmt: skip
+async def change_key(key_id: str, body: KeyChange, gateway: GatewayDep, _admin: AdminDep) -> Response:
+    async with gateway.reachable():
+        record = await gateway.keys.set_zone(key_id, body.time_zone or "")
+    if record is None:
+        raise not_found("key")
+    if record.start:
+        raise ApiError(409, "start_key", "the start key has the deployment's time zone: set TZ or LOCAL2_TIME_ZONE")
+    return reply(_shown(record))
 
 
 @router.delete("/{key_id}", summary="Revoke an API key; it stops working within two seconds",

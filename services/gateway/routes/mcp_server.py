@@ -166,7 +166,12 @@ class McpServer:
             timeout = await gateway.tools.patience(name, args, gateway.settings.tool_timeout)
         async with gateway.reachable(extra=timeout):
             call_id = f"mcp:{uuid.uuid4().hex}"
-            caller = Caller(call_id, user_id=self._user_id, deadline=gateway.bus.now_ms() + int(timeout * 1000))
+            caller = Caller(
+                call_id,
+                user_id=self._user_id,
+                deadline=gateway.bus.now_ms() + int(timeout * 1000),
+                time_zone=self._asking.principal.time_zone or gateway.settings.zone,
+            )
             calling = gateway.tools.call(name, args, call_id=call_id, caller=caller, timeout=timeout, attempt=1)
             found = await gateway.race(calling, _never())
         if found is None:

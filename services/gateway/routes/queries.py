@@ -108,6 +108,7 @@ async def ask(request: Request, body: QueryBody, user: UserDep) -> Response:
         deadline_seconds=body.deadline_seconds,
         instead_of=body.instead_of,
         system_prompt=body.system_prompt,
+        time_zone=body.time_zone,
     )
     record = await accept(gateway, Origin.of(user, request.headers), asked)
     if not wait:

@@ -59,7 +59,12 @@ async def call_tool(request: Request, name: str, body: ToolCallBody, gateway: Ga
             raise ApiError(503, "tool_unavailable", f"no worker of {tool} is running", {"Retry-After": "5"})
         call_id = f"http:{uuid.uuid4().hex}"
         deadline = gateway.bus.now_ms() + int(timeout * 1000)
-        caller = Caller(query_id=call_id, user_id=user.user_id, deadline=deadline)
+        caller = Caller(
+            query_id=call_id,
+            user_id=user.user_id,
+            deadline=deadline,
+            time_zone=user.time_zone or gateway.settings.zone,
+        )
         calling = gateway.tools.call(tool, body.args, call_id=call_id, caller=caller, timeout=timeout, attempt=1)
         outcome = await gateway.race(calling, gone(request.receive))
     if outcome is None:

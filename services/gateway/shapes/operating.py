@@ -137,6 +137,7 @@ class Key(Shape):
     role: Role
     created: int = Field(description="Milliseconds since the epoch")
     trusted: bool = Field(description="Whether it may name the person that a request is of")
+    time_zone: str | None = Field(description="IANA time zone of its questions that name none; null: the deployment's")
     until: int = Field(default=0, description="When it ends, in milliseconds since the epoch; left out: never")
 
 

@@ -65,6 +65,7 @@ async def test_all_that_a_query_says_is_in_its_entry_and_in_its_record(gateway: 
         "model": "m:1b", "options": {"seed": 1}, "tools": ["web_search"], "material": "a page",
         "attachments": [{"id": "f1"}], "following": HISTORY[1:], "client_tools": ClientTools(functions=[]),
         "answer_schema": {"type": "object"}, "think": True, "plain": True, "system_prompt": "Be brief.",
+        "time_zone": "Australia/Sydney",
     }  # fmt: skip
     ask = Ask(**said, given="responses", chat="c", deadline_seconds=20.0)
     earliest = gateway.bus.now_ms()
@@ -288,3 +289,32 @@ async def test_a_chat_goes_on_from_the_chosen_version_as_it_is_set_and_then_from
     changed = await gateway.sessions.info("s")
     assert changed is not None
     assert (changed.tip, changed.title) == ("", "title")
+
+
+ZONED = replace(ANN, time_zone="Asia/Tokyo")
+
+
+@pytest.mark.parametrize(
+    ("asked", "principal", "deployment", "zone"),
+    [
+        ("Australia/Sydney", ZONED, "America/Los_Angeles", "Australia/Sydney"),
+        (None, ZONED, "America/Los_Angeles", "Asia/Tokyo"),
+        (None, ZONED.named("bob"), "America/Los_Angeles", "Asia/Tokyo"),
+        (None, ANN, "America/Los_Angeles", "America/Los_Angeles"),
+        (None, ANN, "", "Africa/Nairobi"),
+    ],
+    ids=["the-querys", "the-users", "of-a-trusted-key", "the-deployments", "of-TZ"],
+)
+async def test_query_has_its_own_zone_then_the_users(
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str | None,
+    principal: Principal,
+    deployment: str,
+    zone: str,
+) -> None:
+    monkeypatch.setenv("TZ", "Africa/Nairobi")
+    with_settings(gateway, time_zone=deployment)
+    await accept(gateway, Origin(principal), Ask("What is new?", time_zone=asked))
+    ((_, payload),) = await entries(gateway.bus)
+    assert payload.time_zone == zone

@@ -24,6 +24,7 @@ OTHER: dict[str, Any] = {
     "following": [ChatTurnMessage(role="assistant", content="y")],
     "client_tools": ClientTools(functions=[]), "answer_schema": {"type": "object"}, "think": True, "plain": True,
     "given": "responses", "chat": "c", "instead_of": "1-0", "system_prompt": "Be brief.",
+    "time_zone": "Europe/Berlin",
 }  # fmt: skip
 # Which models there are, under which name the turn is kept, and of which a chore is, may change before a repeat.
 NO_PART: dict[str, Any] = {"model": "other:1b", "kept": "s9", "about": "s9"}

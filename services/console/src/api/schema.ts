@@ -514,6 +514,7 @@ export interface components {
             role: "admin" | "user";
             created: number;
             trusted: boolean;
+            time_zone: string | null;
             until?: number;
         };
         KeyBody: {
@@ -522,6 +523,10 @@ export interface components {
             /** @enum {string} */
             role?: "admin" | "user";
             trusted?: boolean;
+            time_zone?: string | null;
+        };
+        KeyChange: {
+            time_zone: string | null;
         };
         KeyList: {
             keys: components["schemas"]["Key"][];
@@ -583,6 +588,7 @@ export interface components {
             role: "admin" | "user";
             created: number;
             trusted: boolean;
+            time_zone: string | null;
             until?: number;
             key: string;
         };
@@ -713,6 +719,7 @@ export interface components {
             system_prompt?: string | null;
             instead_of?: string | null;
             deadline_seconds?: number | null;
+            time_zone?: string | null;
         };
         QueryListed: {
             query_id: string;

@@ -1,0 +1,97 @@
+"""The zone of a question: what a client gives, what its key has, and what the deployment has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_gateway import FakeGenerator, Site, client, gateway_settings, generating, serving
+
+from services.gateway.keys import KeyRecord, digest
+
+CHAT = {"model": "local2", "messages": [{"role": "user", "content": "echo hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field"),
+    [
+        ("/query", {"query": "echo hi", "time_zone": "Mars/Olympus"}, 422, "time_zone"),
+        ("/v1/chat/completions", {**CHAT, "metadata": {"time_zone": "Mars/Olympus"}}, 400, "metadata.time_zone"),
+        (
+            "/v1/responses",
+            {"model": "local2", "input": "echo hi", "metadata": {"time_zone": "Mars/Olympus"}},
+            400,
+            "metadata.time_zone",
+        ),
+        ("/keys", {"name": "n", "user_id": "u", "time_zone": "Mars/Olympus"}, 422, "time_zone"),
+    ],
+    ids=["query", "chat", "responses", "key"],
+)
+async def test_unknown_zone_is_refused_with_a_sentence(
+    redis_url: str, tmp_path: Path, path: str, body: dict[str, Any], status: int, field: str
+) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path)) as site:
+        refused = await site.http.post(path, json=body)
+        assert refused.status_code == status
+        assert refused.json()["error"]["message"] == (
+            f"{field}: unknown time zone: 'Mars/Olympus'; give an IANA name such as Europe/Berlin"
+        )
+
+
+async def test_question_has_its_zone_by_every_route(redis_url: str, tmp_path: Path) -> None:
+    settings = gateway_settings(redis_url, tmp_path, time_zone="Africa/Nairobi")
+    async with serving(settings) as site, generating(redis_url, tmp_path) as generator:
+        responses = {"model": "local2", "input": "echo hi"}
+        asked: list[tuple[str, dict[str, Any], str]] = [
+            ("/query", {"query": "echo hi", "time_zone": "asia/tokyo"}, "Asia/Tokyo"),
+            ("/query", {"query": "echo hi"}, "Africa/Nairobi"),
+            ("/v1/chat/completions", {**CHAT, "metadata": {"time_zone": "Asia/Tokyo"}}, "Asia/Tokyo"),
+            ("/v1/chat/completions", CHAT, "Africa/Nairobi"),
+            ("/v1/responses", {**responses, "metadata": {"time_zone": "Asia/Tokyo"}}, "Asia/Tokyo"),
+            ("/v1/responses", responses, "Africa/Nairobi"),
+        ]
+        for path, body, _ in asked:
+            assert (await site.http.post(path, json=body)).status_code == 200, path
+        assert zones(generator) == [zone for *_, zone in asked]
+
+
+async def test_zone_of_a_key_is_that_of_its_questions(redis_url: str, tmp_path: Path) -> None:
+    settings = gateway_settings(redis_url, tmp_path, time_zone="Africa/Nairobi")
+    async with serving(settings) as site, generating(redis_url, tmp_path) as generator:
+        body = {"name": "phone", "user_id": "ann", "time_zone": "Australia/Sydney"}
+        made = (await site.http.post("/keys", json=body)).json()
+        async with client(site.url, made["key"]) as ann:
+            assert (await ann.post("/query", json={"query": "echo hi"})).status_code == 200
+            for zone in ("America/Los_Angeles", None):
+                changed = await site.http.patch(f"/keys/{made['id']}", json={"time_zone": zone})
+                assert (changed.status_code, changed.json()["time_zone"]) == (200, zone)
+                assert await listed(site, made["id"]) == zone
+                assert (await ann.post("/query", json={"query": "echo hi"})).status_code == 200
+        assert zones(generator) == ["Australia/Sydney", "America/Los_Angeles", "Africa/Nairobi"]
+
+
+async def test_zone_of_a_key_that_is_not_there_is_refused(redis_url: str, tmp_path: Path) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path)) as site:
+        (start,) = (await site.http.get("/keys")).json()["keys"]
+        for key_id, status, code in ((start["id"], 409, "start_key"), ("none", 404, "not_found")):
+            refused = await site.http.patch(f"/keys/{key_id}", json={"time_zone": "Asia/Tokyo"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+        made = (await site.http.post("/keys", json={"name": "n", "user_id": "ann"})).json()
+        async with client(site.url, made["key"]) as ann:
+            assert (await ann.patch(f"/keys/{made['id']}", json={"time_zone": None})).status_code == 403
+
+
+def test_key_record_without_a_zone_is_read_by_earlier_versions() -> None:
+    record = KeyRecord(digest("k")[:12], "n", "ann", "user", 1)
+    assert b"time_zone" not in record.dump()
+    assert b'"time_zone":"Asia/Tokyo"' in KeyRecord("i", "n", "ann", "user", 1, time_zone="Asia/Tokyo").dump()
+
+
+async def listed(site: Site, key_id: str) -> str | None:
+    keys = (await site.http.get("/keys")).json()["keys"]
+    return next(key["time_zone"] for key in keys if key["id"] == key_id)
+
+
+def zones(generator: FakeGenerator) -> list[str]:
+    return [message.payload.time_zone for message in generator.queries]
