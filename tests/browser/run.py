@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from account import signing_out_leaves_nothing
 from frames import frames_of_a_long_answer, frames_of_five_hundred_turns
 from judged import a_conversation_a_week_later, an_answer_with_its_grade_and_the_engram
 from operate import every_page_of_operate, every_width_and_both_colours
@@ -46,7 +47,7 @@ def first_page_and_sign_in(visit: Visit) -> None:
     visit.shot(other, "sign-in")
     other.fill("#key", visit.stack.key)
     other.get_by_role("button", name="Sign in").click()
-    other.get_by_role("dialog").wait_for(state="detached")
+    other.get_by_text("What would you like to know?").wait_for()
     stranger.context.close()
 
 
@@ -147,7 +148,7 @@ def a_question_that_is_quicker_than_the_page(visit: Visit) -> None:
             page.wait_for_timeout(50)
         if name == "sessions":
             ask(page, "What is the capital of France?")
-    with page.expect_response("**/keys"):
+    with page.expect_response("**/sessions?*"):
         let("sessions")
     let("query")
     answered(page, "Paris")
@@ -352,6 +353,7 @@ def first_paint(visit: Visit) -> None:
 
 CHECKS: list[Callable[[Visit], None]] = [
     first_page_and_sign_in,
+    signing_out_leaves_nothing,
     an_answer_with_its_grade_and_the_engram,
     a_conversation_a_week_later,
     everything_that_an_answer_can_have,

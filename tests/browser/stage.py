@@ -147,7 +147,7 @@ class Visit:
             with self.stack.api() as http:
                 path = http.post("/keys/link").json()["path"]
         page.goto(self.stack.url + path)
-        page.wait_for_selector("#question")
+        page.locator("#question, #key").wait_for()
         return page
 
     def _heard(self, kind: str, text: str) -> None:

@@ -1,18 +1,19 @@
 // The page: puts its places together, and listens to keyboard, address and other tabs.
 
-import { Suspense, lazy, useCallback, useEffect, useMemo, useRef, useState } from "react";
-import { ApiError, call, forgetKey, keepKey, loadKey, readiness, redeemLink } from "./api/http";
+import { Suspense, lazy, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { ApiError, readiness } from "./api/http";
 import { sleep } from "./api/events";
 import type { Readiness, Reward, Session } from "./api/types";
 import { Chat } from "./chat/Chat";
 import type { ComposerHandle } from "./chat/Composer";
 import { Conversation, everyTurn } from "./chat/conversation";
 import { asJson, asMarkdown, fileName, save } from "./chat/exporting";
-import { keep, kept } from "./chat/kept";
 import { SessionList } from "./chat/sessions";
 import { Sidebar, Undo } from "./chat/Sidebar";
 import { useStore } from "./chat/store";
 import { PLACES, placeOf } from "./operate/places";
+import { keep, kept } from "./storage";
+import { THEMES, type Theme } from "./theme";
 import { Icon } from "./ui/icons";
 import { Palette } from "./ui/Palette";
 import { Dialog, IconButton, Menu, type Choice } from "./ui/parts";
@@ -39,23 +40,24 @@ function goTo({ session, operate }: Address): void {
   if (location.hash !== hash) history.pushState(null, "", location.pathname + location.search + hash);
 }
 
-type Theme = "auto" | "light" | "dark";
+interface AppProps {
+  theme: Theme;
+  onTheme(theme: Theme): void;
+  /** null: the server needs no key, so that there is nothing to sign out of. */
+  onSignOut: (() => void) | null;
+}
 
-export function App() {
-  const [asking, askForKey] = useState<string | null>(null);
+export function App({ theme, onTheme, onSignOut }: AppProps) {
   const [trouble, setTrouble] = useState("");
   const [ready, setReady] = useState<Readiness | null>(null);
-  const [role, setRole] = useState("");
   const [address, setAddress] = useState<Address>(addressed);
   const [about, setAbout] = useState(false);
   const [drawer, setDrawer] = useState(false);
   const [palette, setPalette] = useState(false);
   const [developer, setDeveloper] = useState(() => kept("developer", false));
-  const [theme, setTheme] = useState<Theme>(() => kept<Theme>("theme", "auto"));
   const composer = useRef<ComposerHandle>(null);
 
   const report = useCallback((error: unknown) => {
-    if (error instanceof ApiError && error.status === 401) return askForKey("This key is not valid.");
     setTrouble(error instanceof Error ? error.message : String(error));
   }, []);
 
@@ -94,32 +96,21 @@ export function App() {
 
   const start = useCallback(async () => {
     setTrouble("");
-    let link = "";
-    try {
-      await redeemLink();
-    } catch (error) {
-      link = `${error instanceof Error ? error.message : String(error)}. "local2 keys link" prints another one.`;
-    }
     try {
       await sessions.refresh();
     } catch (error) {
-      if (error instanceof ApiError && error.status === 401) return askForKey(link || (loadKey() ? "This key is not valid." : ""));
       report(error);
       if (error instanceof ApiError && error.temporary) setTimeout(() => void start(), 2_000);
       return;
     }
-    askForKey(null);
-    call("GET", "keys").then(() => setRole("administrator"), (error: unknown) => setRole(error instanceof ApiError && error.status === 403 ? "user" : ""));
     // whoever came for the other place stays there, and what was asked meanwhile stays in sight
     const { session, operate } = addressed();
     if (!operate && (session !== null || !conversation.turns.length)) await openSession(session);
   }, [sessions, conversation, report, openSession]);
 
-  useEffect(() => {
-    loadKey();
-    void start();
-    return () => conversation.close();
-  }, [start, conversation]);
+  useEffect(() => void start(), [start]);
+  // before the key is forgotten, which later effects might not be
+  useLayoutEffect(() => () => { conversation.close(); sessions.close(); }, [conversation, sessions]);
 
   useEffect(() => {
     const stop = new AbortController();
@@ -133,7 +124,7 @@ export function App() {
     void (async () => {
       while (!signal.aborted) {
         await sleep(LIST_INTERVAL, signal);
-        if (!document.hidden && !signal.aborted && loadKey() !== "") await sessions.refresh().catch(() => {});
+        if (!document.hidden && !signal.aborted) await sessions.refresh().catch(() => {});
       }
     })();
     const other = (event: MessageEvent<{ session: string | null; vote?: { queryId: string; reward: Reward | null } }>) => {
@@ -148,7 +139,6 @@ export function App() {
       conversation.judgedMeanwhile().catch(() => {});
     };
     const moved = () => {
-      if (location.hash.includes("once=")) return void start();
       const now = addressed();
       setAddress(now);
       if (!now.operate && now.session !== conversation.sessionId) void openSession(now.session);
@@ -158,13 +148,8 @@ export function App() {
     addEventListener("hashchange", moved, { signal });
     addEventListener("popstate", moved, { signal });
     return () => { stop.abort(); tabs?.removeEventListener("message", other); };
-  }, [conversation, sessions, start, openSession]);
+  }, [conversation, sessions, openSession]);
 
-  useEffect(() => {
-    if (theme === "auto") delete document.documentElement.dataset["theme"];
-    else document.documentElement.dataset["theme"] = theme;
-    keep("theme", theme);
-  }, [theme]);
   useEffect(() => keep("developer", developer), [developer]);
   useEffect(() => {
     const shown = address.operate ? PLACES[placeOf(address.operate).place] : conversation.title;
@@ -226,9 +211,9 @@ export function App() {
     ] : []),
     { name: "What is remembered about me", act: () => setAbout(true) },
     ...Object.entries(PLACES).map(([page, name]) => ({ name: `Operate: ${name.toLowerCase()}`, act: () => operate(page) })),
-    { name: "Use another key", act: () => askForKey("") },
-    ...(["auto", "light", "dark"] as const).map((one) => ({ name: `Colours: ${one === "auto" ? "as the system" : one}`, act: () => setTheme(one) })),
+    ...THEMES.map((one) => ({ name: `Colours: ${one === "auto" ? "as the system" : one}`, act: () => onTheme(one) })),
     { name: developer ? "Hide state names and bus words" : "Show state names and bus words", act: () => setDeveloper(!developer) },
+    ...(onSignOut ? [{ name: "Sign out", act: onSignOut }] : []),
     ...sessions.sessions.slice(0, 100).map((session) => ({ name: `Open: ${session.title}`, act: () => void openSession(session.session_id) })),
   ];
   const known = choices.filter((choice, at) => choices.findIndex((one) => one.name === choice.name) === at);
@@ -247,9 +232,9 @@ export function App() {
         <IconButton icon="memory" label="What is remembered about me" onClick={() => setAbout(true)} />
         <IconButton icon="search" label="Commands (Ctrl+K)" onClick={() => setPalette(true)} />
         <Menu label="Settings" icon="more" choices={[
-          { name: `Signed in${role ? ` as ${role}` : ""}: use another key`, icon: "key", act: () => askForKey("") },
-          { name: `Colours: ${theme === "auto" ? "as the system" : theme}`, icon: "tune", act: () => setTheme(theme === "auto" ? "light" : theme === "light" ? "dark" : "auto") },
+          { name: `Colours: ${theme === "auto" ? "as the system" : theme}`, icon: "tune", act: () => onTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]!) },
           { name: developer ? "Hide state names and bus words" : "Show state names and bus words", icon: "tool", act: () => setDeveloper(!developer) },
+          ...(onSignOut ? [{ name: "Sign out", icon: "key" as const, act: onSignOut }] : []),
         ]} />
       </header>
       {trouble && <p className="alert" role="alert">{trouble} <IconButton icon="close" label="Close" onClick={() => setTrouble("")} /></p>}
@@ -266,7 +251,6 @@ export function App() {
       <Undo list={sessions} />
       <Dialog open={about} onClose={() => setAbout(false)} title="What is remembered about me" wide><Suspense fallback={<p className="dim">…</p>}><About /></Suspense></Dialog>
       <Palette open={palette} onClose={() => setPalette(false)} choices={known} />
-      <KeyDialog reason={asking} onClose={() => askForKey(null)} onKey={(value, remember) => { keepKey(value, remember); void start(); }} onForget={() => { forgetKey(); void start(); }} />
     </div>
   );
 }
@@ -284,40 +268,5 @@ function ReadyBadge({ ready }: { ready: Readiness | null }) {
     <span className={fine ? (model?.demo || note ? "ready fair" : "ready good") : "ready poor"} role="status" title={fine ? told || undefined : troubles.join("\n")}>
       <span className="dot" aria-hidden="true" /> <span className="ready-text">{fine ? `${model?.demo ? "demonstration model " : ""}${model?.model ?? "ready"}` : troubles[0] || ready.status}</span>
     </span>
-  );
-}
-
-interface KeyDialogProps {
-  /** Why a key is asked for; null: it is not. */
-  reason: string | null;
-  onClose(): void;
-  onKey(value: string, remember: boolean): void;
-  onForget(): void;
-}
-
-function KeyDialog({ reason, onClose, onKey, onForget }: KeyDialogProps) {
-  const [wrong, setWrong] = useState("");
-  return (
-    <Dialog open={reason !== null} onClose={onClose} title="Sign in">
-      <form className="form" onSubmit={(event) => {
-        event.preventDefault();
-        const values = new FormData(event.currentTarget);
-        const value = String(values.get("key") ?? "").trim();
-        if (!/^[\x21-\x7e]+$/.test(value)) return setWrong("A key has no spaces or special letters.");
-        setWrong("");
-        onClose();
-        onKey(value, values.get("remember") === "on");
-      }}>
-        <p>Open the link that <code>local2 run</code> has printed, or get another one with <code>local2 keys link</code>: it signs you in by itself. A key works, too.</p>
-        {(wrong || reason) && <p className="error-text" role="alert">{wrong || reason}</p>}
-        <label htmlFor="key">Key</label>
-        <input id="key" name="key" type="password" autoComplete="off" spellCheck={false} required autoFocus />
-        <label className="check"><input name="remember" type="checkbox" defaultChecked /> Remember it in this browser</label>
-        <div className="actions">
-          <button type="button" className="quiet" onClick={() => { onClose(); onForget(); }}>Forget the key</button>
-          <button type="submit" className="primary">Sign in</button>
-        </div>
-      </form>
-    </Dialog>
   );
 }

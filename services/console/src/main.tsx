@@ -1,5 +1,6 @@
 import { createRoot } from "react-dom/client";
-import { App } from "./App";
+import { Account } from "./account";
+import { Root } from "./Root";
 import "./styles.css";
 
-createRoot(document.getElementById("root")!).render(<App />);
+createRoot(document.getElementById("root")!).render(<Root account={new Account()} />);

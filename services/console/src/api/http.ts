@@ -2,8 +2,10 @@
 
 import type { Readiness } from "./types";
 
-const KEY = "local2.key";
 let key = "";
+let onRefusedKey = () => {};
+/** Ends what is on its way when the user signs out; null: the user signed out. */
+let page: AbortController | null = new AbortController();
 
 /** The API refused or could not be reached. `status` is 0 when nothing answered. */
 export class ApiError extends Error {
@@ -22,36 +24,37 @@ export class ApiError extends Error {
   }
 }
 
-/** Reads the key from where it was kept. */
-export function loadKey(): string {
-  key = read("sessionStorage") || read("localStorage") || "";
-  return key;
-}
-
-/** Gets a key for the one-time link (`#once=…`) in the address, which is removed from it. Raises ApiError. */
-export async function redeemLink(): Promise<void> {
-  const fragment = new URLSearchParams(location.hash.slice(1));
-  const token = fragment.get("once");
-  if (!token) return;
-  fragment.delete("once");
-  const rest = fragment.toString();
-  history.replaceState(null, "", location.pathname + location.search + (rest ? `#${rest}` : ""));
-  const made = await call<{ key: string }>("POST", "keys/redeem", { token });
-  // the link's key ends after a week by itself
-  keepKey(made.key, true);
-}
-
-/** Uses a key from now on. Without `remember` it is forgotten when the tab is closed. */
-export function keepKey(value: string, remember: boolean): void {
-  forgetKey();
+/** Use a key for all requests from now on; "" for none. `onRefused`: the server refuses the key. */
+export function useKey(value: string, onRefused: () => void): void {
   key = value;
-  write(remember ? "localStorage" : "sessionStorage", value);
+  onRefusedKey = onRefused;
+  page = new AbortController();
 }
 
-export function forgetKey(): void {
+/** Stop all requests and streams, and forget the key. Requests of code that still runs are never answered. */
+export function endRequests(): void {
   key = "";
-  write("sessionStorage", null);
-  write("localStorage", null);
+  onRefusedKey = () => {};
+  // kept no longer: the reason of an abortion keeps what was on the stack, which is the former user's
+  const ending = page;
+  page = null;
+  ending?.abort();
+}
+
+/** Whether a key is good. Raises ApiError when the server cannot be asked. */
+export async function isGoodKey(value: string): Promise<boolean> {
+  try {
+    await send("GET", "sessions?limit=1", { headers: value ? { Authorization: `Bearer ${value}` } : {} });
+    return true;
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 401) return false;
+    throw error;
+  }
+}
+
+/** Exchange the token of a one-time link for a key. Raises ApiError. */
+export async function redeem(token: string): Promise<{ key: string; user_id: string }> {
+  return (await (await send("POST", "keys/redeem", { body: { token } })).json()) as { key: string; user_id: string };
 }
 
 interface Asked {
@@ -62,22 +65,34 @@ interface Asked {
 }
 
 /** The response of a request that succeeded. A body that is a Blob is sent as it is. Raises ApiError. */
-export async function request(method: string, path: string, { body, headers = {}, signal, keepalive }: Asked = {}): Promise<Response> {
-  const sent: Record<string, string> = { ...headers };
-  if (key) sent["Authorization"] = `Bearer ${key}`;
+export async function request(method: string, path: string, { headers = {}, signal, ...rest }: Asked = {}): Promise<Response> {
+  // no key, and not the next user's, is used for what the former user began
+  if (!page) return new Promise(() => {});
+  const { signal: signedOut } = page;
+  const sent = key ? { ...headers, Authorization: `Bearer ${key}` } : headers;
+  // a request that outlives the page outlives the sign-out, too
+  const ending = rest.keepalive ? signal : signal ? AbortSignal.any([signal, signedOut]) : signedOut;
+  try {
+    return await send(method, path, { ...rest, headers: sent, signal: ending });
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 401) onRefusedKey();
+    throw error;
+  }
+}
+
+async function send(method: string, path: string, { body, headers = {}, signal, keepalive }: Asked): Promise<Response> {
   const raw = body instanceof Blob;
-  if (body !== undefined && !raw) sent["Content-Type"] = "application/json";
   let response: Response;
   try {
     response = await fetch(path, {
       method,
       signal,
       keepalive,
-      headers: sent,
+      headers: body === undefined || raw ? headers : { ...headers, "Content-Type": "application/json" },
       cache: "no-store",
       redirect: "error",
       credentials: "omit",
-      body: body === undefined ? undefined : raw ? (body as Blob) : JSON.stringify(body),
+      body: body === undefined ? undefined : raw ? body : JSON.stringify(body),
     });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
@@ -111,23 +126,5 @@ async function refusal(response: Response): Promise<ApiError> {
     return new ApiError(response.status, error.code, error.message, retryAfter);
   } catch {
     return new ApiError(response.status, `http_${response.status}`, `The gateway answered ${response.status}.`, retryAfter);
-  }
-}
-
-// Storage may be switched off in the browser; then the key lives as long as the page.
-function read(storage: "sessionStorage" | "localStorage"): string | null {
-  try {
-    return window[storage].getItem(KEY);
-  } catch {
-    return null;
-  }
-}
-
-function write(storage: "sessionStorage" | "localStorage", value: string | null): void {
-  try {
-    if (value === null) window[storage].removeItem(KEY);
-    else window[storage].setItem(KEY, value);
-  } catch {
-    // as above
   }
 }

@@ -2,7 +2,7 @@ import { useEffect, useState } from "react";
 import { Dialog } from "../ui/parts";
 import { personaNames } from "./Composer";
 import type { Ask } from "./conversation";
-import { keep, kept } from "./kept";
+import { keep, kept } from "../storage";
 import type { ChatSettings as KeptSettings } from "../api/types";
 
 /** What the questions of one chat are asked with. "" and null: as the operator has set it. */

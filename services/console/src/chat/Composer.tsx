@@ -5,7 +5,7 @@ import { IconButton } from "../ui/parts";
 import { Icon } from "../ui/icons";
 import type { ChatSettings } from "./ChatSettings";
 import type { Ask } from "./conversation";
-import { keep, kept } from "./kept";
+import { keep, kept } from "../storage";
 import type { FileOf } from "./turn";
 
 const MOST_CHARS = 400_000;

@@ -1,6 +1,7 @@
 // A conversation as a file.
 
 import type { Session, TurnShown } from "../api/types";
+import { addressOf, releaseAddress } from "../storage";
 
 export function asMarkdown(title: string, turns: readonly TurnShown[]): string {
   const said = turns.map((turn) => `## ${new Date(turn.time).toISOString().slice(0, 16).replace("T", " ")}\n\n${quoted(turn.query)}\n\n${turn.answer}\n`);
@@ -16,12 +17,12 @@ export function asJson(session: Session, turns: readonly TurnShown[]): string {
 
 /** Gives the user a file. */
 export function save(name: string, text: string, type: string): void {
-  const address = URL.createObjectURL(new Blob([text], { type }));
+  const address = addressOf(new Blob([text], { type }));
   const link = document.createElement("a");
   link.href = address;
   link.download = name;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  setTimeout(() => releaseAddress(address), 10_000);
 }
 
 /** The title as the name of a file. */

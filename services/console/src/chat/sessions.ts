@@ -47,7 +47,15 @@ export class SessionList extends Store {
   constructor(private readonly onError: (error: unknown) => void) {
     super();
     // nothing that was deleted comes back because the page was closed
-    addEventListener("pagehide", () => void this.#leave(true));
+    addEventListener("pagehide", this.#atEnd);
+  }
+
+  #atEnd = (): void => void this.#leave(true);
+
+  /** Delete now what would be deleted in a moment, and stop. */
+  close(): void {
+    removeEventListener("pagehide", this.#atEnd);
+    this.#atEnd();
   }
 
   /** Asks for the list again. Raises ApiError. */

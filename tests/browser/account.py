@@ -1,0 +1,110 @@
+"""Signing out: nothing of the user is left on the screen, in memory or in the browser, in any tab."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from stage import Visit, answered, ask, until
+
+# Words that are on the page, in its storage and in its memory as long as the user is signed in.
+WORDS = "surprise-party-of-tomorrow"
+
+
+def made_key(visit: Visit, user: str) -> tuple[str, str]:
+    """The id of a new key of that user, and the key."""
+    with visit.stack.api() as http:
+        made = http.post("/keys", json={"name": user, "user_id": user, "role": "user"}).json()
+    return made["id"], made["key"]
+
+
+def sign_in(page: Any, key: str) -> None:
+    page.get_by_role("dialog", name="Sign in").wait_for()
+    page.locator("#key:focus").wait_for()
+    page.keyboard.type(key)
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Chat", exact=True).click()
+    page.locator("#question").wait_for()
+
+
+def signing_out_leaves_nothing(visit: Visit) -> None:
+    _, ann = made_key(visit, "ann")
+    ben_id, ben = made_key(visit, "ben")
+    page = visit.open(path="/")
+    sign_in(page, ann)
+    ask(page, f"What is the capital of France, for the {WORDS}?")
+    answered(page, "Paris")
+    # more of the user's pages, and entries of the browser's history
+    for place, words in (("memory", "Query"), ("bus", "Streams")):
+        page.goto(f"{visit.stack.url}/#operate={place}")
+        page.locator("main", has_text=words).wait_for()
+    page.get_by_role("button", name="Chat", exact=True).click()
+    answered(page, "Paris")
+    page.fill("#question", f"a draft of the {WORDS}")
+    page.fill("#search", WORDS)
+    page.locator(".excerpt, .session-title", has_text=WORDS).first.wait_for()
+    other = visit.open(path=page.url[len(visit.stack.url) :])
+    other.locator(".question", has_text=WORDS).first.wait_for()
+    for tab in (page, other):
+        assert WORDS in everything(tab), "the check looks in the wrong places"
+    assert in_memory(visit, page)
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_role("menuitem", name="Sign out").click()
+    for tab in (page, other):
+        tab.get_by_role("dialog", name="Sign in").wait_for()
+        tab.bring_to_front()
+        tab.locator("#key:focus").wait_for()
+        tab.keyboard.press("Escape")
+        tab.mouse.click(5, 5)
+        tab.get_by_role("dialog", name="Sign in").wait_for()
+        assert tab.get_by_role("button", name="Close").count() == 0
+        assert WORDS not in everything(tab)
+        assert not in_memory(visit, tab)
+    page.bring_to_front()
+    visit.shot(page, "signed-out")
+    visit.axe(page)
+    page.go_back()
+    page.get_by_role("dialog", name="Sign in").wait_for()
+    assert WORDS not in everything(page)
+    page.locator("#key").focus()
+    sign_in(page, ben)
+    # who signs in next has an empty page, here and in the other tab
+    other.locator("#question").wait_for()
+    for tab in (page, other):
+        until(tab, "document.querySelector('.session-groups') && !document.querySelector('.session')")
+        assert tab.input_value("#question") == ""
+        assert WORDS not in everything(tab)
+    ask(page, f"What is the capital of France, for the {WORDS}?")
+    answered(page, "Paris")
+    # a key that is revoked leads to the same state
+    with visit.stack.api() as http:
+        assert http.delete(f"/keys/{ben_id}").is_success
+    for tab in (page, other):
+        tab.bring_to_front()
+        tab.get_by_role("dialog", name="Sign in").wait_for(timeout=30_000)
+        assert WORDS not in everything(tab)
+    page.get_by_text("This key is not valid.").wait_for()
+
+
+def everything(page: Any) -> str:
+    """What the page shows and has in its fields, and what the browser stores for it."""
+    return str(
+        page.evaluate(
+            "() => [document.documentElement.outerHTML, document.title, location.href,"
+            " ...[...document.querySelectorAll('input, textarea')].map(e => e.value),"
+            " JSON.stringify({...localStorage}), JSON.stringify({...sessionStorage})].join('\\n')"
+        )
+    )
+
+
+def in_memory(visit: Visit, page: Any) -> bool:
+    """Whether a text with the words is in the page's memory, behind what its own collector removes."""
+    session = visit.context.new_cdp_session(page)
+    pieces: list[str] = []
+    session.on("HeapProfiler.addHeapSnapshotChunk", lambda piece: pieces.append(piece["chunk"]))
+    for _ in range(2):
+        session.send("HeapProfiler.collectGarbage")
+    session.send("HeapProfiler.takeHeapSnapshot", {"reportProgress": False, "captureNumericValue": False})
+    with contextlib.suppress(Exception):
+        session.detach()
+    return WORDS in "".join(pieces)
