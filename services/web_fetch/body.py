@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
+from collections.abc import Callable, Iterator
 
 from services.web_fetch.errors import FetchError
 
-# What is asked for. Brotli is left out: its Python bindings are one more dependency, and every server has gzip.
+# The request asks for these. Brotli and Zstandard are decoded too: some servers send them unasked.
 ACCEPT_ENCODING = "gzip, deflate"
 
-# Members of a gzip body; those of block-wise compression have 64 KB each. Empty ones would be work without an end.
+# Members of a gzip body, frames of a zstd body; those of block-wise compression have 64 kB each. The limit ends a body
+# of empty ones.
 MAX_MEMBERS = 1_000
+# Bytes that are decompressed in one step.
+PIECE = 65_536
+# RFC 9659: a zstd body of HTTP has a window of at most 8 MB.
+_ZSTD_WINDOW_LOG = 23
 
 _GZIP = 16 + zlib.MAX_WBITS
-_GZIP_MAGIC = 0x1F
+_GZIP_MAGIC = b"\x1f"
+_ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([n, 0x2A, 0x4D, 0x18]) for n in range(0x50, 0x60)))
+
+# Takes the next bytes from the wire; yields what they decode to, at most about PIECE bytes at once.
+Decoder = Callable[[bytes], Iterator[bytes]]
 
 
 class Body:
-    """Collects at most `limit` bytes after decompression. `cut` says that there was more."""
+    """Collects at most `limit` bytes after decompression. cut: the body was longer."""
 
     def __init__(self, content_encoding: str, limit: int) -> None:
+        """Raises FetchError for an unknown content encoding."""
         self._limit = limit
         codings = [
             name for part in content_encoding.lower().split(",") if (name := part.strip()) not in ("", "identity")
         ]
-        self._coding = ", ".join(codings)
-        if self._coding not in ("", "gzip", "x-gzip", "deflate"):
-            raise FetchError(f"the content encoding {self._coding[:40]!r} is not supported")
-        self._members = 0
-        self._inflater: zlib._Decompress | None = None
+        coding = ", ".join(codings)
+        if coding not in _DECODERS:
+            raise FetchError(f"the content encoding {coding[:40]!r} is not supported")
+        self._decode = _DECODERS[coding]()
         self._data = bytearray()
         self.cut = False
 
@@ -40,36 +51,126 @@ class Body:
         return bytes(self._data)
 
     def feed(self, chunk: bytes) -> None:
-        """Takes the next bytes from the wire; stops in the middle of them once the limit is passed."""
+        """Take the next bytes from the wire, up to the limit. Raises FetchError for broken compression."""
+        if self.cut or not chunk:
+            return
+        for plain in self._decode(chunk):
+            room = self._limit - len(self._data)
+            self._data += plain[:room]
+            if len(plain) > room:
+                self.cut = True
+                return
+
+
+def _identity() -> Decoder:
+    return lambda chunk: iter((chunk,))
+
+
+class _Zlib:
+    """gzip with one or several members; deflate with and without the zlib header."""
+
+    def __init__(self, *, gzip: bool) -> None:
+        self._gzip = gzip
+        self._members = _Members()
+        self._inflater: zlib._Decompress | None = None
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
         try:
-            while chunk and not self.cut:
-                # One byte more than may be kept, to know whether there is more.
-                room = self._limit - len(self._data) + 1
-                plain, chunk = self._decode(chunk, room)
-                self._data += plain[: room - 1]
-                self.cut = len(plain) >= room
+            while chunk:
+                if self._inflater is None:
+                    self._inflater = zlib.decompressobj(_GZIP if self._gzip else self._deflate_window(chunk[0]))
+                elif self._inflater.eof:
+                    # Anything else behind the end is padding.
+                    if not self._gzip or not chunk.startswith(_GZIP_MAGIC):
+                        return
+                    self._members.add()
+                    self._inflater = zlib.decompressobj(_GZIP)
+                yield self._inflater.decompress(chunk, PIECE)
+                chunk = self._inflater.unconsumed_tail or self._inflater.unused_data
         except zlib.error as exc:
-            raise FetchError("the page's compression is broken") from exc
+            raise _broken() from exc
 
-    def _decode(self, chunk: bytes, room: int) -> tuple[bytes, bytes]:
-        """At most `room` decoded bytes, and the input that is left."""
-        if not self._coding:
-            return chunk[:room], chunk[room:]
-        if self._inflater is None:
-            self._inflater = zlib.decompressobj(self._window(chunk))
-        elif self._inflater.eof:
-            # A gzip body may have several members, one after the other; anything else after the end is padding.
-            if self._coding == "deflate" or chunk[0] != _GZIP_MAGIC:
-                return b"", b""
-            self._members += 1
-            if self._members > MAX_MEMBERS:
-                raise FetchError("the page's compression has too many members")
-            self._inflater = zlib.decompressobj(_GZIP)
-        plain = self._inflater.decompress(chunk, room)
-        return plain, self._inflater.unconsumed_tail or self._inflater.unused_data
-
-    def _window(self, chunk: bytes) -> int:
-        if self._coding != "deflate":
-            return _GZIP
+    @staticmethod
+    def _deflate_window(first: int) -> int:
         # "deflate" means zlib, but some servers send the bare stream.
-        return zlib.MAX_WBITS if chunk[0] & 0x0F == 8 and chunk[0] >> 4 <= 7 else -zlib.MAX_WBITS
+        return zlib.MAX_WBITS if first & 0x0F == 8 and first >> 4 <= 7 else -zlib.MAX_WBITS
+
+
+class _Brotli:
+    def __init__(self) -> None:
+        # Imported at first use: few servers send it.
+        import brotli
+
+        self._error = brotli.error
+        self._decompressor = brotli.Decompressor()
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
+        try:
+            while not self._decompressor.is_finished():
+                yield self._decompressor.process(chunk, output_buffer_limit=PIECE)
+                if self._decompressor.can_accept_more_data():
+                    return
+                chunk = b""
+        except self._error as exc:
+            raise _broken() from exc
+
+
+class _Zstd:
+    """One or several frames."""
+
+    def __init__(self) -> None:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+
+        self._error = zstd.ZstdError
+        self._new = lambda: zstd.ZstdDecompressor(
+            options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
+        )
+        self._decompressor = self._new()
+        self._members = _Members()
+        # The first bytes of a frame whose magic number is not there yet.
+        self._rest = b""
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
+        chunk, self._rest = self._rest + chunk, b""
+        try:
+            while True:
+                if self._decompressor.eof:
+                    # Anything else behind the end is padding.
+                    if not chunk.startswith(_ZSTD_MAGICS):
+                        self._rest = chunk if len(chunk) < len(_ZSTD_MAGICS[0]) else b""
+                        return
+                    self._members.add()
+                    self._decompressor = self._new()
+                yield self._decompressor.decompress(chunk, PIECE)
+                if self._decompressor.needs_input:
+                    return
+                chunk = self._decompressor.unused_data if self._decompressor.eof else b""
+        except self._error as exc:
+            raise _broken() from exc
+
+
+class _Members:
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self) -> None:
+        self._count += 1
+        if self._count > MAX_MEMBERS:
+            raise FetchError("the page's compression has too many members")
+
+
+def _broken() -> FetchError:
+    return FetchError("the page's compression is broken")
+
+
+_DECODERS: dict[str, Callable[[], Decoder]] = {
+    "": _identity,
+    "gzip": lambda: _Zlib(gzip=True),
+    "x-gzip": lambda: _Zlib(gzip=True),
+    "deflate": lambda: _Zlib(gzip=False),
+    "br": _Brotli,
+    "zstd": _Zstd,
+}

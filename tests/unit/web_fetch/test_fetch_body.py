@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import tracemalloc
 import zlib
 
+import brotli
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.web_fetch.body import MAX_MEMBERS, Body
 from services.web_fetch.errors import FetchError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PACK = {"": bytes, "gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress, "zstd": zstd.compress}
 
 
 def fed(coding: str, limit: int, *chunks: bytes) -> Body:
@@ -36,6 +45,34 @@ def test_a_bomb_in_one_chunk_takes_no_more_memory_than_the_limit_and_a_little() 
     assert peak < 3 * limit + len(bomb) + 200_000
 
 
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_body_of_a_bomb_ends_at_the_limit(coding: str) -> None:
+    bomb = PACK[coding](bytes(50_000_000))
+    assert len(bomb) < 60_000
+    tracemalloc.start()
+    try:
+        body = fed(coding, 1_000_000, bomb, bomb)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(body.data), body.cut) == (1_000_000, True)
+    assert peak < 4_000_000
+
+
+def test_body_of_zstd_with_a_large_window_is_refused() -> None:
+    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    body = packer.compress(b"text" * 100_000) + packer.flush()
+    with pytest.raises(FetchError, match=r"^fetch error: the page's compression is broken$"):
+        fed("zstd", 100, body)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+@pytest.mark.parametrize("broken", [b"this is no compression", b"\xff" * 40])
+def test_body_with_broken_compression_is_an_error(coding: str, broken: bytes) -> None:
+    with pytest.raises(FetchError, match=r"^fetch error: the page's compression is broken$"):
+        fed(coding, 100, broken)
+
+
 def test_what_comes_after_the_limit_is_ignored() -> None:
     body = fed("", 5, b"abc", b"defg", b"hij")
     assert (body.data, body.cut) == (b"abcde", True)
@@ -55,6 +92,18 @@ def test_all_members_of_a_gzip_body_are_read() -> None:
     assert fed("gzip", 100, gzip.compress(b"one ") + gzip.compress(b"two")).data == b"one two"
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1_000])
+def test_all_frames_of_a_zstd_body_are_read(size: int) -> None:
+    skippable = b"\x50\x2a\x4d\x18\x03\0\0\0abc"
+    wire = zstd.compress(b"one ") + skippable + zstd.compress(b"two") + b"padding"
+    assert fed("zstd", 100, *(wire[at : at + size] for at in range(0, len(wire), size))).data == b"one two"
+
+
+def test_a_flood_of_empty_frames_ends() -> None:
+    with pytest.raises(FetchError, match=r"^fetch error: the page's compression has too many members$"):
+        fed("zstd", 100, zstd.compress(b"") * (MAX_MEMBERS + 2))
+
+
 def test_a_flood_of_empty_members_ends() -> None:
     assert fed("gzip", 100, gzip.compress(b"") * MAX_MEMBERS + gzip.compress(b"text")).data == b"text"
     with pytest.raises(FetchError, match=r"^fetch error: the page's compression has too many members$"):
@@ -66,9 +115,9 @@ def test_a_coding_that_changes_nothing_does_not_count(coding: str) -> None:
     assert fed(coding, 100, gzip.compress(b"text")).data == b"text"
 
 
-@given(st.binary(max_size=3_000), st.sampled_from(["", "gzip", "deflate"]), st.integers(1, 4_000), st.integers(1, 500))
+@given(st.binary(max_size=3_000), st.sampled_from([*PACK]), st.integers(1, 4_000), st.integers(1, 500))
 def test_any_split_into_chunks_gives_the_same_bytes(data: bytes, coding: str, limit: int, size: int) -> None:
-    wire = {"": data, "gzip": gzip.compress(data), "deflate": zlib.compress(data)}[coding]
+    wire = PACK[coding](data)
     body = fed(coding, limit, *(wire[at : at + size] for at in range(0, len(wire), size)))
     assert body.data == data[:limit]
     assert body.cut == (len(data) > limit)

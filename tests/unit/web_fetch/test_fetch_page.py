@@ -6,15 +6,22 @@ import asyncio
 import contextlib
 import gzip
 import ssl
+import sys
 import time
 import zlib
 from typing import Any
 
+import brotli
 import pytest
 from support.loopback import listening
 
 from services.web_fetch.service import WebFetch
 from shared.errors import ToolError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -223,20 +230,22 @@ async def test_a_gzip_bomb_is_unpacked_only_up_to_the_limit(site: Any, reply: An
     assert result.data["truncated"] is True
 
 
-@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate", "raw deflate", "identity", ""])
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate", "raw deflate", "br", "zstd", "identity", ""])
 async def test_compressed_pages_are_unpacked(coding: str, site: Any, reply: Any, fetch: Any) -> None:
     raw = zlib.compressobj(wbits=-15)
     body = {
         "gzip": gzip.compress(PAGE.encode()),
         "x-gzip": gzip.compress(PAGE.encode()),
         "deflate": zlib.compress(PAGE.encode()),
+        "br": brotli.compress(PAGE.encode()),
+        "zstd": zstd.compress(PAGE.encode()),
         "raw deflate": raw.compress(PAGE.encode()) + raw.flush(),
     }.get(coding, PAGE.encode())
     site.replies["/"] = reply(body, content_encoding=coding.removeprefix("raw "))
     assert "fifty minutes" in (await fetch()).text
 
 
-@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "compress"])
+@pytest.mark.parametrize("coding", ["br, gzip", "gzip, gzip", "compress"])
 async def test_unknown_compression_is_an_error(coding: str, site: Any, reply: Any, fetch: Any) -> None:
     site.replies["/"] = reply(b"\x0b\x02\x80", content_encoding=coding)
     with pytest.raises(ToolError, match=r"^fetch error: the content encoding '.*' is not supported$"):
