@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,11 +51,33 @@ def test_the_title_is_found() -> None:
         ("<script>" + "<p>" * (MAX_TAGS + 1), True),
         ("<script>" + "<" * MAX_BRACKETS + "</script>", True),
         ("<script></script>" + "<p>" * (MAX_TAGS + 1) + "<script></script>", True),
+        ('<path d="' + "M 1 2 " * 5_000 + '"/>', False),
+        ("<path d='" + "M 1 2 " * 5_000 + "'/>", False),
+        ('<img src = "data:image/png;base64,' + "AA==" * 5_000 + '">', False),
+        ('<div data-state="' + "a > b; c='d' < e " * 5_000 + '">', False),
+        ('<div data-html="' + "<p>" * (MAX_TAGS + 1) + '">', False),
+        ('<p x="a b"' + " a=b" * (MAX_ATTRIBUTES + 1) + ">", True),
+        ("<p" + ' a="b c"' * (MAX_ATTRIBUTES + 1) + ">", True),
+        ('<p x="never closed' + " a=b" * (MAX_ATTRIBUTES + 1) + ">", True),
         ("<scripted><p" + " a=b" * (MAX_ATTRIBUTES + 1) + "></scripted>", True),
     ],
 )
 def test_tags_depth_and_attributes_are_counted_before_any_parsing(html: str, heavy: bool) -> None:
     assert too_heavy(html) is heavy
+
+
+def test_a_page_with_large_attribute_values_is_parsed() -> None:
+    drawing = f'<svg viewBox="0 0 9 9"><path d="{"M 1 2 " * 5_000}"/></svg>'
+    image = f'<img src="data:image/png;base64,{"AAAA " * 5_000}" alt="map">'
+    html = f"<h1>Boats</h1>{drawing}<article data-state='{'a b ' * 5_000}'>{image}<p>Two <b>boats</b>.</article>"
+    assert extract(html, "text/html").text == "Two boats."
+
+
+def test_weighing_a_page_takes_linear_time() -> None:
+    for piece in ('<p a="', "<p a='", '="', "= ", "<p a=\"'", "<p ='\"> "):
+        started = time.process_time()
+        too_heavy((piece * (5_000_000 // len(piece)))[: MAX_BRACKETS * 30])
+        assert time.process_time() - started < 1, piece
 
 
 def test_a_script_does_not_take_the_place_of_the_text() -> None:
