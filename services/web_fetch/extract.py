@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.web_fetch.plain import lean, plain_text, too_heavy
-from services.web_fetch.tree import descriptions, heading_of, headings, links, parsed, title_of, whole_page
+from services.web_fetch.tree import (
+    article_bodies,
+    descriptions,
+    heading_of,
+    headings,
+    links,
+    parsed,
+    title_of,
+    whole_page,
+    without_comments,
+)
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
@@ -30,6 +40,8 @@ FEW_WORDS, FEW_SHARE = 25, 0.4
 FILLED_ELEMENTS = 4_000
 # Kept lines of which fewer stand in the other reading are no places in it.
 SAME_SHARE = 0.5
+# So many sentences of an article in JSON-LD are searched on the page.
+COMPARED_SENTENCES = 200
 # Less than this share of a text is no text with links below it, but a list of links.
 KEPT_SHARE = 0.5
 # A description with fewer words may stand anywhere.
@@ -48,6 +60,8 @@ _LOOKS_LIKE_HTML = re.compile(
 _CONTROLS = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
 # Few texts have any, and finding none is quicker than looking each character up.
 _CONTROL = re.compile(f"[{''.join(map(chr, _CONTROLS))}]")
+_SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]]*\s*$")
+_SENTENCES = re.compile(r"\n|(?<=[.!?…。！？])\s+")
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces.
 _SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff"
@@ -107,7 +121,8 @@ def _from_html(html: str) -> Extract:
         return Extract("", "")
     heading, title = heading_of(tree), title_of(tree)
     whole = whole_page(tree)
-    text = tidy(ended(led(main_text(tree, whole), whole, tree), tree))
+    text = hidden_article(tree, whole) or ended(led(main_text(tree, whole), whole, tree), tree)
+    text = tidy(text)
     first, _, rest = text.partition("\n")
     if rest and _words(first) == _words(heading or title):
         return Extract(title or heading, rest.lstrip("\n"), heading=first)
@@ -119,8 +134,32 @@ def _above(heading: str, text: str) -> str:
     return "" if _words(heading) in _words(text[: HEADING_WITHIN + 2 * len(heading)]) else heading
 
 
+def hidden_article(tree: HtmlElement, whole: str) -> str:
+    """The article that stands in the page's JSON-LD and not on the page itself, or ""."""
+    bodies = article_bodies(tree)
+    if len(bodies) != 1:
+        return ""
+    (body,) = bodies
+    lines = [words for line in _SENTENCES.split(body) if len(words := _words(line)) > 2][:COMPARED_SENTENCES]
+    shown = _words(whole)
+    seen = sum(len(words) for words in lines if words in shown)
+    return body if _count(body) >= FEW_WORDS and seen < SAME_SHARE * sum(map(len, lines)) else ""
+
+
 def main_text(tree: HtmlElement, whole: str) -> str:
-    """The page's main text; `whole` is all of its text without furniture, to compare with."""
+    """The page's main text; `whole` is all of its text without furniture, to compare with.
+
+    A thread of comments is read only where the page has no sentence beside it.
+    """
+    bare = without_comments(tree)
+    if bare is not None:
+        text = _main_text(bare, whole_page(bare))
+        if any(_count(line) >= LEAD_WORDS and _SENTENCE_END.search(line) for line in text.split("\n")):
+            return text
+    return _main_text(tree, whole)
+
+
+def _main_text(tree: HtmlElement, whole: str) -> str:
     import trafilatura
 
     def reading(**options: bool) -> str:
@@ -133,9 +172,10 @@ def main_text(tree: HtmlElement, whole: str) -> str:
         if sum(1 for _ in tree.iter()) > FILLED_ELEMENTS:
             return careful
         return filled(careful, reading(include_comments=False))
-    generous = reading(favor_recall=True, include_comments=True)
-    if _count(generous) >= min(FEW_WORDS, FEW_SHARE * words):
-        return generous
+    for comments in (False, True):
+        generous = reading(favor_recall=True, include_comments=comments)
+        if _count(generous) >= min(FEW_WORDS, FEW_SHARE * words):
+            return generous
     return whole
 
 

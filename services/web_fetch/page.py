@@ -18,6 +18,7 @@ from services.web_fetch.guard import GuardedBackend
 from services.web_fetch.meter import Meter
 from services.web_fetch.url import Target, parse
 from shared.errors import ToolError
+from shared.reading.charset import utf_16
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 ACCEPT = "text/html, application/xhtml+xml, text/markdown;q=0.9, text/plain;q=0.9, application/json;q=0.8, */*;q=0.5"
@@ -27,7 +28,7 @@ TEXT_TYPES = frozenset({
 })  # fmt: skip
 # What may come before the body: headers, certificates, and answers that only announce another one (1xx).
 MAX_HEAD = 200_000
-# A page without a content type is text when its beginning has no NUL byte.
+# A page without a content type is text when its beginning has no NUL byte, or is UTF-16.
 SNIFFED = 1_024
 # Each piece of a chunked body costs as much time as some hundred bytes. A page that is written line by line has pieces
 # of 50 bytes; one of single bytes is left.
@@ -134,7 +135,7 @@ class Browser:
             if pieces % PIECES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         data = body.data
-        if not kind and b"\0" in data[:SNIFFED]:
+        if not kind and b"\0" in data[:SNIFFED] and not utf_16(data):
             raise FetchError("the content is not text")
         return Page(target, response.status, kind, header, data, body.cut, redirects)
 

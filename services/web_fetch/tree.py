@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from copy import deepcopy
+from html import unescape
+from typing import TYPE_CHECKING, Any
 
 from services.web_fetch.plain import FURNITURE, INLINE
 
@@ -21,6 +25,15 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _DESCRIPTIONS = frozenset({"description", "og:description", "twitter:description"})
 _INLINE = frozenset(INLINE)
+# What may stand around JSON in a script, so that old browsers and XML parsers skip it.
+_JSON_WRAPPER = re.compile(r"^\s*(?:<!--|(?://|/\*)?\s*<!\[CDATA\[(?:\*/)?)|(?:-->|(?://|/\*)?\s*\]\]>(?:\*/)?)\s*$")
+_HAS_MARKUP = re.compile(r"</?(?:p|br|div|span|a|b|i|em|strong|ul|ol|li|h[1-6])\b[^<>]*>", re.IGNORECASE)
+# Names (id or class) of a thread of comments below an article, as blogs and news sites have them.
+_COMMENTS = re.compile(
+    r"(?:(?:user|reader|article|post|story|blog|fb)[-_])?comments?"
+    r"(?:[-_]?(?:list|area|section|thread|tree|container|wrapper|block|box|body|content))?|disqus[-_]thread",
+    re.IGNORECASE,
+)
 
 
 def parsed(html: str) -> HtmlElement | None:
@@ -74,6 +87,31 @@ def whole_page(tree: HtmlElement) -> str:
     return "\n".join(line for raw in "".join(pieces).split("\n") if (line := " ".join(raw.split())))
 
 
+def without_comments(tree: HtmlElement) -> HtmlElement | None:
+    """A copy of the page without its threads of comments. None: it has none."""
+    if not any(map(_is_comments, _named_comments(tree))):
+        return None
+    copy: HtmlElement = deepcopy(tree)
+    for element in _named_comments(copy):
+        if _is_comments(element):
+            element.drop_tree()
+    return copy
+
+
+def _named_comments(tree: HtmlElement) -> list[HtmlElement]:
+    names = "concat(@id, @class, @aria-label)"
+    found: list[HtmlElement] = tree.xpath(f"//*[contains({names}, 'omment') or contains({names}, 'isqus')]")
+    return found
+
+
+def _is_comments(element: HtmlElement) -> bool:
+    if element.tag in ("html", "body", "main") or element.getparent() is None:
+        return False
+    names = f"{element.get('id') or ''} {element.get('class') or ''} {element.get('aria-label') or ''}".split()
+    # A name of the page's own container may say that it has comments.
+    return any(map(_COMMENTS.fullmatch, names)) and element.find(".//h1") is None
+
+
 def title_of(tree: HtmlElement) -> str:
     """What the browser's window is called."""
     return _line(tree.find(".//title"))
@@ -83,6 +121,37 @@ def heading_of(tree: HtmlElement) -> str:
     """The page's first main heading, preferably of its article rather than of the site."""
     found = [*tree.xpath("//main//h1 | //article//h1"), *tree.iter("h1")]
     return next((line for element in found if (line := _line(element))), "")
+
+
+def json_ld(tree: HtmlElement) -> Iterator[Any]:
+    """The JSON-LD objects of the page (https://json-ld.org); malformed ones are skipped."""
+    for script in tree.iter("script"):
+        if (script.get("type") or "").partition(";")[0].strip().lower() == "application/ld+json":
+            with suppress(ValueError, RecursionError):
+                yield json.loads(_JSON_WRAPPER.sub("", script.text or ""), strict=False)
+
+
+def article_bodies(tree: HtmlElement) -> set[str]:
+    """The texts of articles that the page holds as JSON-LD (schema.org, `articleBody`)."""
+    found: set[str] = set()
+    left: list[Any] = list(json_ld(tree))
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            if isinstance(body := value.get("articleBody"), str) and body.strip():
+                found.add(_text_of(body))
+    return found
+
+
+def _text_of(body: str) -> str:
+    """Text that may be written as HTML, once or twice escaped."""
+    if "&lt;" in body or "&amp;" in body:
+        body = unescape(body)
+    tree = parsed(body) if _HAS_MARKUP.search(body) else None
+    return unescape(body) if tree is None else whole_page(tree)
 
 
 def descriptions(tree: HtmlElement) -> Iterator[str]:

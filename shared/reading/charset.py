@@ -61,7 +61,7 @@ def to_text(data: bytes, content_type: str, cut: bool = False) -> str:
     from bs4.dammit import EncodingDetector
 
     data, marked = EncodingDetector.strip_byte_order_mark(data)
-    marked = marked or _utf_16(data)
+    marked = marked or utf_16(data)
     if marked:
         return _decoded(data, marked, cut)
     text = _decoded(data, "utf-8", cut)
@@ -106,8 +106,10 @@ def _few(broken: int, foreign: int) -> bool:
     return broken * _FEW_BROKEN <= foreign - broken
 
 
-def _utf_16(data: bytes) -> str | None:
-    """UTF-16 without a byte-order mark: every second byte of the markup is zero."""
+def utf_16(data: bytes) -> str | None:
+    """The codec of UTF-16 text, with or without a byte-order mark: every second byte of markup is zero."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
     head = data[:_ZEROS_WITHIN]
     even, odd = head[::2].count(0), head[1::2].count(0)
     enough = max(4, _ZEROS_SHARE * len(head) / 2)
