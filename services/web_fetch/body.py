@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from services.web_fetch.errors import FetchError
 
@@ -125,9 +126,8 @@ class _Zstd:
             from backports import zstd
 
         self._error = zstd.ZstdError
-        self._new = lambda: zstd.ZstdDecompressor(
-            options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
-        )
+        options = {int(zstd.DecompressionParameter.window_log_max): _ZSTD_WINDOW_LOG}
+        self._new = partial(zstd.ZstdDecompressor, options=options)
         self._decompressor = self._new()
         self._members = _Members()
         # The first bytes of a frame whose magic number is not there yet.
