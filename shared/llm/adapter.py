@@ -1,8 +1,8 @@
 """What all adapters share: a backend's wire turned into a chat model.
 
 A wire sends one request and yields raw events. Here, once for all backends: fall-backs for models without tools or
-thinking, the markers of templates, the cleaner, ids for calls that have none, time-outs of a silent stream, and empty
-answers.
+thinking, the markers of templates, references in the schemas of tools, the cleaner, ids
+for calls that have none, time-outs of a silent stream, and empty answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ from shared.llm.port import (
     ToolCall,
 )
 from shared.llm.printed import PrintedCall, tool_name
+from shared.llm.tool_schemas import without_references
 from shared.llm.toolcalls import arguments_of, text_of, trouble_with
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 # How long a model is remembered to lack something: it may be pulled again with another template.
 _REMEMBERED = 600.0
@@ -151,13 +155,29 @@ class WiredChatModel:
         self._provider = provider
         self._lacking: dict[tuple[str, Ability], float] = {}
         self._discovered = Discovered(wire.facts)
-        # tools change seldom, and are many: those of the last request, and the same without markers
+        # Tools change seldom, and are many: those of the last request, and the same as they are sent.
         self._tools: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = ((), ())
+        # Names of tools whose broken references are in the log.
+        self._reported: set[str] = set()
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         if request.tools != self._tools[0]:
-            self._tools = (request.tools, all_broken(request.tools))
+            self._tools = (request.tools, all_broken([self._plain(tool) for tool in request.tools]))
         return observed(self._provider, request, self._stream(without_markers(request, self._tools[1])))
+
+    def _plain(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The tool with a schema that has no references."""
+        function = tool["function"]
+        parameters, unresolved = without_references(function.get("parameters") or {})
+        if unresolved and function["name"] not in self._reported:
+            self._reported.add(function["name"])
+            log.warning(
+                "model.tool_schema_incomplete",
+                tool=function["name"],
+                references=unresolved,
+                reason="these references lead nowhere; the model is offered the tool without what they stand for",
+            )
+        return {**tool, "function": {**function, "parameters": parameters}} if "parameters" in function else tool
 
     async def _stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         noticed: set[Ability] = set()
@@ -350,7 +370,8 @@ class _Answer:
         for piece in pieces:
             if isinstance(piece, PrintedCall):
                 yield self._call(None, piece.name, piece.args, piece.error)
-            elif piece.text:
+                continue
+            if piece.text:
                 self.started = True
                 if isinstance(piece, ThinkingDelta):
                     self._thoughts.append(piece.text)
