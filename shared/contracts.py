@@ -57,6 +57,8 @@ class ChatTurnMessage(Payload):
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
+    # the model's thoughts before its tool calls, where the client sends them back within the turn
+    thinking: str | None = None
     # ids of files of the user's
     attachments: list[str] | None = None
 

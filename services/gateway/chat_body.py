@@ -86,6 +86,16 @@ class ChatMessage(Wire):
     tool_calls: list[Call] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = Field(default=None, max_length=200)
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+    @property
+    def thinking(self) -> str | None:
+        """The thoughts that a client sends back with the model's calls."""
+        if self.role != "assistant":
+            return None
+        given = (self.reasoning_content, self.reasoning)
+        return next((text for text in given if isinstance(text, str) and text.strip()), None)
 
     @property
     def parts(self) -> list[str | Part]:
@@ -222,9 +232,11 @@ def question(
     last = messages[said[-1]]
     if not last.content.strip():
         raise bad("messages: the last message of the user is empty")
-    if any(len(message.content) > MAX_QUERY_CHARS for message in messages):
+    if any(len(message.content) + len(message.thinking or "") > MAX_QUERY_CHARS for message in messages):
         raise bad(f"messages: one is longer than {MAX_QUERY_CHARS} characters", "context_length_exceeded")
-    return last, list(messages[: said[-1]]), list(messages[said[-1] + 1 :]) or None
+    # of turns that are over no thoughts are kept
+    before = [message.model_copy(update={"thinking": None}) for message in messages[: said[-1]]]
+    return last, before, list(messages[said[-1] + 1 :]) or None
 
 
 def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
@@ -246,6 +258,7 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
                 name=message.name,
                 tool_calls=calls or None,
                 tool_call_id=answers,
+                thinking=message.thinking if calls else None,
             )
         )
     return found

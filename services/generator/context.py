@@ -102,6 +102,8 @@ def characters(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] =
     total = sum(len(tool["function"]["name"]) + len(orjson.dumps(tool)) for tool in tools)
     for message in messages:
         total += len(message.get("content") or "") + len(message.get("thinking") or "")
+        if details := message.get("reasoning_details"):
+            total += len(orjson.dumps(details))
         total += _IMAGE_CHARS * len(message.get("images") or ())
         if calls := message.get("tool_calls"):
             total += len(orjson.dumps(calls))
@@ -178,7 +180,10 @@ def shortened(messages: Sequence[Message], excess: int) -> list[Message]:
 
 
 def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """A client's own history as (system messages, turns); a turn begins with each user message."""
+    """A client's own history as (system messages, turns); a turn begins with each user message.
+
+    Thoughts are left out: they belong to the turn that is not over yet.
+    """
     system = [message for message in messages if message["role"] == "system"]
     turns: list[list[Message]] = []
     for message in messages:
@@ -186,8 +191,15 @@ def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[M
             continue
         if message["role"] == "user" or not turns:
             turns.append([])
-        turns[-1].append(message)
+        turns[-1].append(_without_thoughts(message))
     return system, turns
+
+
+def _without_thoughts(message: Message) -> Message:
+    kept = {name: value for name, value in message.items() if name not in ("thinking", "reasoning_details")}
+    if calls := message.get("tool_calls"):
+        kept["tool_calls"] = [{name: call[name] for name in call if name != "signature"} for call in calls]
+    return kept
 
 
 def one_system(messages: Sequence[Message]) -> list[Message]:

@@ -11,14 +11,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from services.generator.loop import HandedCall, Message, tool_message
+from services.generator.loop import HandedCall, Message, Reply, call_of_message, tool_message
 from services.generator.recall import Recall, recall
 from shared.bus import Bus
 from shared.bus.keys import journal_key, record_key
-from shared.contracts import ChatTurnMessage, ToolCallRecord
+from shared.contracts import ChatToolCall, ChatTurnMessage, ToolCallRecord
+from shared.llm.port import ToolCall
 from shared.records.journal import read_journal, response_id
 
-_ID = re.compile(r"call_(\d{1,15})_(\d{1,10})_(\d{1,4})_\d{1,4}")
+_ID = re.compile(r"call_(\d{1,15})_(\d{1,10})_(\d{1,4})_(\d{1,4})")
 _NO_RESULT = "[no result was given]"
 
 
@@ -70,28 +71,32 @@ async def _run(bus: Bus, user_id: str, query_id: str) -> Recall | None:
 def _told(query_id: str, run: Recall, last: int, message: ChatTurnMessage) -> list[Message]:
     """The messages of a run up to `message`, whose calls the client was handed."""
     found: list[Message] = []
+    said = Reply(message.content, message.thinking or "", [], "tool_calls", "")
     for step in range(last + 1):
-        reply = run.replies.get(("", step))
-        calls = reply.tool_calls if reply else []
-        done = [(call, record) for place, call in enumerate(calls) if (record := _record(run, query_id, step, place))]
-        told = [{"id": call.id, "name": call.name, "args": call.args} for call, _ in done]
+        reply = run.replies.get(("", step), said)
+        done = {
+            place: record for place in range(len(reply.tool_calls)) if (record := _record(run, query_id, step, place))
+        }
+        placed = [(place, call_of_message(reply.tool_calls[place])) for place in done]
         if step == last:
-            told += _dumped(message)
-        if told:
-            said: dict[str, Any] = {"role": "assistant", "content": reply.content if reply else message.content}
-            if reply and reply.thinking:
-                said["thinking"] = reply.thinking
-            found.append({**said, "tool_calls": told})
-            found += [tool_message(call, record) for call, record in done]
+            placed += [_placed(call, reply) for call in message.tool_calls or ()]
+        if placed:
+            # in the order in which the model made them: Gemini signs the first one
+            found.append(reply.message([call for _, call in sorted(placed, key=lambda one: one[0])]))
+            found += [tool_message(reply.tool_calls[place], record) for place, record in done.items()]
     return found
+
+
+def _placed(call: ChatToolCall, reply: Reply) -> tuple[int, dict[str, Any]]:
+    """A client's call with its place among those of the reply, and with the signature that it had there."""
+    match = _ID.fullmatch(call.id)
+    place = int(match[4]) if match else len(reply.tool_calls)
+    made = reply.tool_calls[place].signature if place < len(reply.tool_calls) else None
+    return place, call_of_message(ToolCall(call.id, call.name, call.args, signature=made))
 
 
 def _record(run: Recall, query_id: str, step: int, position: int) -> ToolCallRecord | None:
     return run.results.get(f"{response_id(query_id, 'A')}:{step}:{position}")
-
-
-def _dumped(message: ChatTurnMessage) -> list[dict[str, Any]]:
-    return [call.model_dump() for call in message.tool_calls or ()]
 
 
 def _unanswered(waiting: dict[str, str]) -> list[Message]:

@@ -32,7 +32,7 @@ _ONLY_CALLS = "the model asked for tools until none was left and gave no answer;
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One complete assistant message, as the model gave it. context: tokens of the model's window that it took, and the
-    window. ratio: characters per token, as known after it."""
+    window. ratio: characters per token, as known after it. reasoning_details: see `shared.llm.port.Finish`."""
 
     content: str
     thinking: str
@@ -43,14 +43,25 @@ class Reply:
     completion_tokens: int = 0
     context: tuple[int, int] = (0, 0)
     ratio: float | None = None
+    reasoning_details: Sequence[Mapping[str, Any]] = ()
 
-    def message(self) -> dict[str, Any]:
+    def message(self, calls: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
+        """The message as it goes back to the model server within its turn, thoughts included. `calls`: instead of its
+        own."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.thinking:
             message["thinking"] = self.thinking
-        if self.tool_calls:
-            message["tool_calls"] = [{"id": c.id, "name": c.name, "args": c.args} for c in self.tool_calls]
+        if self.reasoning_details:
+            message["reasoning_details"] = list(self.reasoning_details)
+        if called := [call_of_message(call) for call in self.tool_calls] if calls is None else calls:
+            message["tool_calls"] = list(called)
         return message
+
+
+def call_of_message(call: ToolCall) -> dict[str, Any]:
+    """A call as it stands in a message."""
+    signed = {} if call.signature is None else {"signature": call.signature}
+    return {"id": call.id, "name": call.name, "args": call.args, **signed}
 
 
 class Steps(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.generator.grades import LowGrade
-from services.generator.loop import Reply
+from services.generator.loop import Reply, call_of_message
 from shared.bus import order
 from shared.contracts import ToolCallRecord
 from shared.llm.port import ToolCall
@@ -106,7 +106,7 @@ def _take(found: Recall, entry: JournalEntry) -> None:
 
 def written(call: ToolCall) -> dict[str, Any]:
     """A call as it stands in a message's entry."""
-    data = {"id": call.id, "name": call.name, "args": call.args}
+    data = call_of_message(call)
     return data if call.error is None else {**data, "error": call.error}
 
 
@@ -115,13 +115,17 @@ def reply_of(data: dict[str, Any]) -> Reply:
     return Reply(
         content=data["content"],
         thinking=data["thinking"],
-        tool_calls=[ToolCall(call["id"], call["name"], call["args"], call.get("error")) for call in data["tool_calls"]],
+        tool_calls=[
+            ToolCall(call["id"], call["name"], call["args"], call.get("error"), call.get("signature"))
+            for call in data["tool_calls"]
+        ],
         finish_reason=data["finish_reason"],
         model=data["model"],
         prompt_tokens=data["prompt_tokens"] or 0,
         completion_tokens=data["completion_tokens"] or 0,
         context=(context.get("tokens") or 0, context.get("window") or 0),
         ratio=context.get("ratio"),
+        reasoning_details=data.get("reasoning_details") or (),
     )
 
 

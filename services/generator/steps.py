@@ -270,6 +270,8 @@ class JournalSteps:
             },
             **self.labels,
         }
+        if finish.reasoning_details:
+            data["reasoning_details"] = list(finish.reasoning_details)
         if self.scope:
             data["scope"] = self.scope
         await writer.append_all([*rest, (EntryType.MESSAGE, data)])

@@ -66,6 +66,7 @@ class RawCall:
     id: str | None
     name: str
     arguments: Any
+    signature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +331,8 @@ class _Answer:
                 self.looping = self._loops.feed(event.text)
                 yield from self._shown(self._cleaner.feed(event.text))
             case RawCall():
-                yield self._call(event.id, tool_name(event.name, self._offered), arguments_of(event.arguments))
+                args, name = arguments_of(event.arguments), tool_name(event.name, self._offered)
+                yield replace(self._call(event.id, name, args), signature=event.signature)
             case Finish():
                 yield from self._ended(cut=event.reason == "length")
                 self.finish = replace(

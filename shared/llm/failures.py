@@ -39,7 +39,7 @@ _NO_TOOLS = re.compile(
     re.IGNORECASE,
 )
 _NO_THINKING = re.compile(
-    r"does not support (thinking|reasoning)|thinking is not (enabled|supported)|only works in thinking mode"
+    r"does not support (thinking|reasoning)\b|thinking is not (enabled|supported)|only works in thinking mode"
     r"|thinking_?(config|budget|level)|chat_template_kwargs|enable_thinking|reasoning_effort",
     re.IGNORECASE,
 )

@@ -6,7 +6,7 @@ import asyncio
 import re
 import ssl
 import uuid
-from collections import OrderedDict
+from base64 import b64decode, b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -38,9 +38,9 @@ from shared.llm.server import GOOGLE, away, other, refused
 from shared.llm.toolcalls import text_of
 from shared.llm.vectors import unit_vectors
 
-# Signatures of thoughts that are kept to be sent back with their calls, newest last.
-_SIGNATURES = 256
-# What the API takes for a call whose signature is lost (another replica, an older history).
+# The type of an entry of `reasoning_details` that holds the signature of a text.
+_SIGNED_TEXT = "thought_signature"
+# What the API takes for a call whose signature is not known (a client's history, an earlier turn).
 _NO_SIGNATURE = b"skip_thought_signature_validator"
 _NEEDS_SIGNATURE = re.compile(r"gemini-[3-9]")
 _WITHHELD = {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE"}
@@ -84,7 +84,6 @@ class GoogleWire:
     def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
         self._server = _Google(base_url, api_key, None, ca_file)
         self._client = self._server.client
-        self._signatures: OrderedDict[str, bytes] = OrderedDict()
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         answering = False
@@ -93,7 +92,7 @@ class GoogleWire:
             token = _opened.set(exchange)
             try:
                 stream = await self._client.aio.models.generate_content_stream(
-                    model=request.model, contents=self._contents(request), config=_config(request, wish)
+                    model=request.model, contents=_contents(request), config=_config(request, wish)
                 )
             finally:
                 _opened.reset(token)
@@ -130,6 +129,7 @@ class GoogleWire:
     async def _read(self, chunks: AsyncIterator[Any], model: str) -> AsyncGenerator[WireEvent, None]:
         reason = ""
         usage: Any = None
+        signed: list[dict[str, str]] = []
         until: float | None = None
         while (chunk := await following(chunks, until, *_FOREIGN)) is not None:
             usage = chunk.usage_metadata or usage
@@ -144,9 +144,11 @@ class GoogleWire:
                 if part.function_call:
                     call = part.function_call
                     name = text_of(call.id) if call.id else f"call_{uuid.uuid4().hex[:12]}"
-                    self._keep(name, part.thought_signature)
-                    yield RawCall(name, text_of(call.name or ""), call.args)
-                elif part.text:
+                    yield RawCall(name, text_of(call.name or ""), call.args, _written(part.thought_signature))
+                    continue
+                if signature := _written(part.thought_signature):
+                    signed = [{"type": _SIGNED_TEXT, "data": signature}]
+                if part.text:
                     yield (ThinkingDelta if part.thought else TextDelta)(text_of(part.text))
             if candidate and candidate.finish_reason:
                 reason = _name(candidate.finish_reason)
@@ -161,45 +163,57 @@ class GoogleWire:
             prompt_tokens=usage.prompt_token_count if usage else None,
             completion_tokens=spoken if usage else None,
             model=model,
+            reasoning_details=tuple(signed),
         )
 
-    def _keep(self, call_id: str, signature: bytes | None) -> None:
-        if signature:
-            self._signatures[call_id] = signature
-            while len(self._signatures) > _SIGNATURES:
-                self._signatures.popitem(last=False)
 
-    def _contents(self, request: ChatRequest) -> list[types.Content]:
-        contents: list[types.Content] = []
-        for message in request.messages:
-            match message["role"]:
-                case "system":
-                    continue
-                case "assistant":
-                    role, parts = "model", self._said(message, request.model)
-                case "tool":
-                    role, parts = "user", [_told(message)]
-                case _:
-                    images = message.get("images") or ()
-                    role, parts = "user", [types.Part(text=message.get("content") or "")]
-                    parts += [types.Part.from_bytes(data=one["data"], mime_type=one["type"]) for one in images]
-            # The results of one message's calls belong together in one content.
-            if contents and contents[-1].role == role and contents[-1].parts:
-                contents[-1].parts.extend(parts)
-            elif parts:
-                contents.append(types.Content(role=role, parts=parts))
-        return contents
+def _contents(request: ChatRequest) -> list[types.Content]:
+    contents: list[types.Content] = []
+    for message in request.messages:
+        match message["role"]:
+            case "system":
+                continue
+            case "assistant":
+                role, parts = "model", _said(message, request.model)
+            case "tool":
+                role, parts = "user", [_told(message)]
+            case _:
+                images = message.get("images") or ()
+                role, parts = "user", [types.Part(text=message.get("content") or "")]
+                parts += [types.Part.from_bytes(data=one["data"], mime_type=one["type"]) for one in images]
+        # The results of one message's calls belong together in one content.
+        if contents and contents[-1].role == role and contents[-1].parts:
+            contents[-1].parts.extend(parts)
+        elif parts:
+            contents.append(types.Content(role=role, parts=parts))
+    return contents
 
-    def _said(self, message: Mapping[str, Any], model: str) -> list[types.Part]:
-        parts = [types.Part(text=message["content"])] if message.get("content") else []
-        for number, call in enumerate(message.get("tool_calls") or ()):
-            signature = self._signatures.get(call["id"])
-            # Only the first of several parallel calls carries one.
-            if signature is None and number == 0 and _NEEDS_SIGNATURE.search(model):
-                signature = _NO_SIGNATURE
-            function = types.FunctionCall(id=call["id"], name=call["name"], args=call["args"])
-            parts.append(types.Part(function_call=function, thought_signature=signature))
-        return parts
+
+def _said(message: Mapping[str, Any], model: str) -> list[types.Part]:
+    details = message.get("reasoning_details") or ()
+    signed = next((_read(one.get("data")) for one in details if one.get("type") == _SIGNED_TEXT), None)
+    text = message.get("content") or ""
+    parts = [types.Part(text=text, thought_signature=signed)] if text or signed else []
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        signature = _read(call.get("signature"))
+        # Only the first of several parallel calls carries one.
+        if signature is None and number == 0 and _NEEDS_SIGNATURE.search(model):
+            signature = _NO_SIGNATURE
+        function = types.FunctionCall(id=call["id"], name=call["name"], args=call["args"])
+        parts.append(types.Part(function_call=function, thought_signature=signature))
+    return parts
+
+
+def _written(signature: bytes | None) -> str | None:
+    return b64encode(signature).decode() if signature else None
+
+
+def _read(signature: Any) -> bytes | None:
+    """The signature in base64 text; None for anything else."""
+    try:
+        return b64decode(signature, validate=True) or None
+    except (TypeError, ValueError):
+        return None
 
 
 class GoogleEmbeddings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +54,19 @@ _SPARED = (
     "max_tokens", _NEW_LIMIT, "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repeat_penalty",
     "presence_penalty", "frequency_penalty", "stream_options",
 )  # fmt: skip
+# The names under which servers send the thoughts of a message as text.
+_REASONING = ("reasoning_content", "reasoning")
+# Fields of a message that a strict server may refuse. A message can do without them.
+_SPARED_OF_MESSAGE = (*_REASONING, "reasoning_details", "extra_content")
+# A server that checks thoughts is sent this for a call without any: Kimi takes an empty text for a missing one.
+_NO_THOUGHTS = " "
+_DEMANDS_THOUGHTS = re.compile(
+    r"reasoning_content.{0,80}(?:missing|must be (?:passed|included|provided)|required)"
+    r"|(?:missing|must (?:include|contain|have)|requires?).{0,40}reasoning_content",
+    re.IGNORECASE | re.DOTALL,
+)
+# Mistral's rule for the ids of calls.
+_SHORT_IDS = re.compile(r"tool.?call.?id.{0,120}length of 9", re.IGNORECASE | re.DOTALL)
 _REFUSES_OPTION = re.compile(
     r"unsupported|not support|unrecognized|unknown|unexpected|extra_forbidden|extra inputs|not permitted|not allowed"
     r"|deprecated|only the default|must be (?:1|the default)",
@@ -66,8 +80,7 @@ class OpenAIWire:
     def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
         # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
         self._server = ModelServer(OPENAI, openai_url(base_url), api_key, ca_file)
-        # What a model has refused, and is not sent any more.
-        self._refused: dict[str, frozenset[str]] = {}
+        self._habits: dict[str, _Habits] = {}
         # Models that have answered, which are there whatever the server lists, and what it said of each.
         self._answered: set[str] = set()
         self._said: dict[str, ModelFacts] = {}
@@ -78,10 +91,10 @@ class OpenAIWire:
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         missing = _missing(self._server.url, request.model)
+        habits = self._habits.setdefault(request.model, _Habits())
         while True:
-            refused = self._refused.get(request.model, frozenset())
-            asked, bound = _without(_body(request, wish), refused), Bound(request.length)
-            reading = _Reading(request, missing, self._server.strange)
+            asked, bound = _without(_body(request, wish, habits), habits.refused), Bound(request.length)
+            reading = _Reading(request, missing, self._server.strange, habits.names)
             try:
                 lines = self._server.lines("chat/completions", asked, bound, _BEGINS, missing)
                 async with contextlib.aclosing(lines) as arrived:
@@ -95,15 +108,16 @@ class OpenAIWire:
             except ModelMissing:
                 self._answered.discard(request.model)
                 raise
-            except ThinkingUnsupported as exc:
-                raise exc if wish else ModelRejected(str(exc)) from exc
             except ModelRejected as exc:
-                if (option := _refused_option(str(exc), asked)) is None:
-                    if isinstance(exc, AccessRefused):
-                        self._answered.discard(request.model)
+                if isinstance(exc, ThinkingUnsupported) and wish:
                     raise
-                self._refused[request.model] = refused | {option}
-                continue
+                if habits.learn(str(exc), asked):
+                    continue
+                if isinstance(exc, AccessRefused):
+                    self._answered.discard(request.model)
+                if isinstance(exc, ThinkingUnsupported):
+                    raise ModelRejected(str(exc)) from exc
+                raise
             for event in merged(reading.end()):
                 yield event
             return
@@ -169,7 +183,77 @@ def root_of(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _body(request: ChatRequest, wish: bool) -> dict[str, Any]:
+@dataclass(slots=True)
+class _Habits:
+    """What a model's server has shown of itself.
+
+    refused: names of options and of fields that it is not sent again. names: where its thoughts came: in a field of
+    this name, or as parts of the `content`. demands: it refuses a tool call without thoughts. short_ids: it refuses ids
+    of calls that are not nine letters and digits.
+    """
+
+    refused: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    demands: bool = False
+    short_ids: bool = False
+
+    def learn(self, refusal: str, asked: Mapping[str, Any]) -> bool:
+        """Whether the request can be sent again in another form, after this refusal of `asked`."""
+        calling = [message for message in asked["messages"] if message.get("tool_calls")]
+        if _SHORT_IDS.search(refusal):
+            self.short_ids = True
+            return any(self.id(call["id"]) != call["id"] for message in calling for call in message["tool_calls"])
+        if _DEMANDS_THOUGHTS.search(refusal):
+            self.demands = "reasoning_content" not in self.refused
+            return self.demands and any("reasoning_content" not in message for message in calling)
+        if name := _refused_option(refusal, asked, _sent_in(calling)):
+            self.refused.add(name)
+        return name is not None
+
+    def thoughts(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields in which the thoughts of a message with tool calls go back."""
+        thinking = message.get("thinking") or (_NO_THOUGHTS if self.demands else "")
+        fields: dict[str, Any] = {}
+        if thinking and "content" not in self.names:
+            fields = {name: thinking for name in _REASONING if name == "reasoning_content" or name in self.names}
+        if details := message.get("reasoning_details"):
+            fields["reasoning_details"] = list(details)
+        return {name: value for name, value in fields.items() if name not in self.refused}
+
+    def content(self, message: Mapping[str, Any]) -> Any:
+        """The content of a message with tool calls; with its thoughts, where they came as a part of it (Mistral)."""
+        text, thinking = message.get("content") or "", message.get("thinking")
+        if not thinking or "content" not in self.names or "thinking" in self.refused:
+            return text or None
+        thought = {"type": "thinking", "thinking": [{"type": "text", "text": thinking}]}
+        return [thought, {"type": "text", "text": text}] if text else [thought]
+
+    def call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = {"name": call["name"], "arguments": orjson.dumps(call["args"]).decode()}
+        written: dict[str, Any] = {"id": self.id(call["id"]), "type": "function", "function": function}
+        if call.get("signature") and "extra_content" not in self.refused:
+            written["extra_content"] = {"google": {"thought_signature": call["signature"]}}
+        return written
+
+    def id(self, given: str) -> str:
+        """A call's id as the server takes it; the same for a call and its result."""
+        if not self.short_ids or re.fullmatch(r"[A-Za-z0-9]{9}", given):
+            return given
+        return hashlib.sha256(given.encode()).hexdigest()[:9]
+
+
+def _sent_in(messages: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Which of the fields that can be spared stand in these messages of a request."""
+    found: set[str] = set()
+    for message in messages:
+        found |= message.keys() & set(_SPARED_OF_MESSAGE)
+        found |= {name for call in message.get("tool_calls") or () for name in call.keys() & set(_SPARED_OF_MESSAGE)}
+        if isinstance(message.get("content"), list):
+            found.add("thinking")
+    return found
+
+
+def _body(request: ChatRequest, wish: bool, habits: _Habits) -> dict[str, Any]:
     body: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in request.options.items()}
     if (length := request.length) is not None and "max_completion_tokens" not in body:
         body["max_tokens"] = length
@@ -178,7 +262,7 @@ def _body(request: ChatRequest, wish: bool) -> dict[str, Any]:
         body["chat_template_kwargs"] = {"enable_thinking": request.think}
     body |= {
         "model": request.model,
-        "messages": [_message(message) for message in request.messages],
+        "messages": [_message(message, habits) for message in request.messages],
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -190,23 +274,20 @@ def _body(request: ChatRequest, wish: bool) -> dict[str, Any]:
     return body
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], habits: _Habits) -> dict[str, Any]:
     content = message.get("content") or ""
     match message["role"]:
         case "assistant" if message.get("tool_calls"):
-            calls = [
-                {
-                    "id": call["id"],
-                    "type": "function",
-                    "function": {"name": call["name"], "arguments": orjson.dumps(call["args"]).decode()},
-                }
-                for call in message["tool_calls"]
-            ]
-            return {"role": "assistant", "content": content or None, "tool_calls": calls}
+            return {
+                "role": "assistant",
+                "content": habits.content(message),
+                **habits.thoughts(message),
+                "tool_calls": [habits.call(call) for call in message["tool_calls"]],
+            }
         case "tool":
             return {
                 "role": "tool",
-                "tool_call_id": message.get("tool_call_id", ""),
+                "tool_call_id": habits.id(message.get("tool_call_id", "")),
                 "name": message.get("tool_name", ""),
                 "content": content,
             }
@@ -220,7 +301,7 @@ def _parts(text: str, images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
 
 
-def _without(body: dict[str, Any], refused: frozenset[str]) -> dict[str, Any]:
+def _without(body: dict[str, Any], refused: Collection[str]) -> dict[str, Any]:
     """The body without what the model refuses; the limit of the answer has a second name."""
     kept = {name: value for name, value in body.items() if name not in refused}
     if "max_tokens" in refused and "max_tokens" in body and _NEW_LIMIT not in refused:
@@ -228,12 +309,14 @@ def _without(body: dict[str, Any], refused: frozenset[str]) -> dict[str, Any]:
     return kept
 
 
-def _refused_option(text: str, body: Mapping[str, Any]) -> str | None:
-    """The option that a refusal is about, if the request can do without it."""
+def _refused_option(text: str, body: Mapping[str, Any], fields: Collection[str]) -> str | None:
+    """The option of a body, or the field of its messages (`fields`), that a refusal is about, if the request can do
+    without it."""
     if not _REFUSES_OPTION.search(text):
         return None
     # the one that is named first: the sentence may advise another one
-    named = [(found.start(), name) for name in _SPARED if name in body and (found := _word(name).search(text))]
+    spared = [*(name for name in _SPARED if name in body), *fields]
+    named = [(found.start(), name) for name in spared if (found := _word(name).search(text))]
     return min(named)[1] if named else None
 
 
@@ -244,13 +327,15 @@ def _word(name: str) -> re.Pattern[str]:
 class _Reading:
     """One answer's events; the Finish waits for the usage, which comes in an event of its own after the last choice.
 
-    reason: why the answer ended, once it has.
+    reason: why the answer ended, once it has. names: gets the names under which thoughts came.
     """
 
-    def __init__(self, request: ChatRequest, missing: str, strange: Callable[[], ModelError]) -> None:
+    def __init__(self, request: ChatRequest, missing: str, strange: Callable[[], ModelError], names: set[str]) -> None:
         self._model = request.model
         self._missing = missing
         self._strange = strange
+        self._names = names
+        self._details: list[dict[str, Any]] = []
         self._whole: list[bytes] = []
         self._calls = _Calls(frozenset(tool["function"]["name"] for tool in request.tools))
         self.reason = ""
@@ -291,11 +376,11 @@ class _Reading:
         choice: Mapping[str, Any] = next((one for one in part.get("choices") or () if not one.get("index")), {})
         delta = choice.get("delta") or choice.get("message") or {}
         self.reason = choice.get("finish_reason") or self.reason
-        # Both names are in use, and some servers send the same text under both.
-        thinking = delta.get("reasoning") or delta.get("reasoning_content")
-        if isinstance(thinking, str):
-            yield ThinkingDelta, thinking
-        yield from _content(delta.get("content"))
+        yield from self._thoughts(delta)
+        for event in _content(delta.get("content")):
+            if isinstance(event, tuple) and event[0] is ThinkingDelta:
+                self._names.add("content")
+            yield event
         if delta.get("refusal"):
             yield TextDelta, delta["refusal"]
         fragments = list(delta.get("tool_calls") or ())
@@ -305,6 +390,18 @@ class _Reading:
         for fragment in fragments:
             self._calls.add(fragment)
             yield TextDelta, ""
+
+    def _thoughts(self, delta: Mapping[str, Any]) -> Iterator[Said]:
+        # Both names are in use, and some servers send the same text under both.
+        found = {name: text for name in _REASONING if (text := delta.get(name)) and isinstance(text, str)}
+        self._names.update(found)
+        details = [one for one in delta.get("reasoning_details") or () if isinstance(one, dict)]
+        for one in details:
+            _add_detail(self._details, one)
+        if found:
+            yield ThinkingDelta, next(iter(found.values()))
+        elif details:
+            yield ThinkingDelta, "".join(str(one.get("text") or one.get("summary") or "") for one in details)
 
     def end(self) -> Iterable[Said]:
         """The calls and the Finish, when the answer is complete; once."""
@@ -322,6 +419,7 @@ class _Reading:
             prompt_tokens=self._usage.get("prompt_tokens"),
             completion_tokens=self._usage.get("completion_tokens"),
             model=self._model,
+            reasoning_details=tuple(self._details),
         )
 
     def _as_a_whole(self, content: bytes) -> Iterable[Said]:
@@ -358,6 +456,17 @@ def _content(content: Any) -> list[Said]:
     return events
 
 
+def _add_detail(details: list[dict[str, Any]], piece: dict[str, Any]) -> None:
+    """Adds a piece of OpenRouter's `reasoning_details`: text continues the entry of the same type and number."""
+    kind, last = piece.get("type"), details[-1] if details else {}
+    name = {"reasoning.text": "text", "reasoning.summary": "summary"}.get(str(kind))
+    if name is None or (kind, piece.get("index")) != (last.get("type"), last.get("index")):
+        details.append(dict(piece))
+        return
+    text = str(last.get(name) or "") + str(piece.get(name) or "")
+    last.update({key: value for key, value in piece.items() if value is not None} | {name: text})
+
+
 @dataclass(slots=True)
 class _Call:
     """A call whose fragments are being put together."""
@@ -365,6 +474,7 @@ class _Call:
     index: int
     id: str | None = None
     name: str = ""
+    signature: str | None = None
     arguments: list[Any] = field(default_factory=list)
 
     def written(self) -> Any:
@@ -392,6 +502,7 @@ class _Calls:
             call = self._open[index] = _Call(index)
             self._calls.append(call)
         call.id = call.id or (text_of(call_id) if call_id else None)
+        call.signature = _signature(fragment.get("extra_content")) or call.signature
         if name != call.name:  # some repeat the name in every fragment
             call.name += text_of(name)
         if arguments:
@@ -413,7 +524,16 @@ class _Calls:
         for call in sorted(self._calls, key=lambda call: call.index):
             if cut and call is self._calls[-1] and not _is_complete(call.written()):
                 continue
-            yield RawCall(call.id, call.name, call.written())
+            yield RawCall(call.id, call.name, call.written(), call.signature)
+
+
+def _signature(extra: Any) -> str | None:
+    """Gemini's signature of thoughts, as Google's OpenAI-compatible server sends it with a call."""
+    match extra:
+        case {"google": {"thought_signature": str() as signature}}:
+            return signature
+        case _:
+            return None
 
 
 def _is_complete(value: Any) -> bool:

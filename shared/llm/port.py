@@ -82,20 +82,24 @@ class ToolCall:
     """One call asked for by the model. `id` is the backend's, or made up by the adapter where it has none.
 
     error: why it cannot be run, whatever the tool: its arguments cannot be passed on, and are left out.
+    signature: Gemini's signature of the thoughts before the call, as base64. The server wants it back with the call.
     """
 
     id: str
     name: str
     args: dict[str, Any]
     error: str | None = None
+    signature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One model call.
 
-    messages: `{"role", "content", "thinking"?, "tool_calls"? [{"id", "name", "args"}], "tool_name"?, "tool_call_id"?,
-        "images"? [{"type" (such as image/png), "data" (bytes)}]}`; the adapter writes them in its backend's form.
+    messages: `{"role", "content", "thinking"?, "reasoning_details"?, "tool_calls"? [{"id", "name", "args",
+        "signature"?}], "tool_name"?, "tool_call_id"?, "images"? [{"type" (such as image/png), "data" (bytes)}]}`; the
+        adapter writes them in its backend's form. `thinking`, `reasoning_details` and `signature` belong to messages of
+        the current turn only: servers want them back with the results of its tool calls.
     tools: schemas in the OpenAI form `{type: "function", function: {name, description, parameters}}`.
     num_ctx: context length in tokens, always sent where the backend takes it.
     max_tokens: how many the answer may have, thinking included; None: what the backend thinks right.
@@ -150,12 +154,15 @@ class Finish:
     """The last delta of every complete stream. Token counts are the backend's own, or None where it gives none.
 
     reason: `loop` when the model repeated itself without end and was stopped; the text ends with the repetitions.
+    reasoning_details: the thoughts in a form that only the server understands. The server wants them back with the
+        message (OpenRouter's `reasoning_details`, Gemini's signature of a text).
     """
 
     reason: Literal["stop", "length", "loop"]
     prompt_tokens: int | None
     completion_tokens: int | None
     model: str
+    reasoning_details: tuple[Mapping[str, Any], ...] = ()
 
 
 Delta = ThinkingDelta | TextDelta | ToolCall | Notice | Finish

@@ -17,6 +17,8 @@ import orjson
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.testing.insistence import Insistence
+
 STORIES = Path(__file__).with_name("stories_rules.yaml")
 
 _PLACE = re.compile(r"<<(\w+)(?:~(.*?))?>>", re.DOTALL)
@@ -101,12 +103,15 @@ class When(Part):
 
 
 class Call(Part):
-    """`id`: None makes one up, an empty one is left out. `text_arguments` goes out instead of `args`, as text."""
+    """`id`: None makes one up, an empty one is left out. `text_arguments` goes out instead of `args`, as text.
+    `signature`: Gemini's, of the thoughts before the call; OpenAI's protocol has it as Google's own server does.
+    """
 
     name: str
     args: dict[str, Any] = {}
     text_arguments: str | None = None
     id: str | None = None
+    signature: str = ""
 
 
 class Fault(Part):
@@ -130,7 +135,9 @@ class Respond(Part):
     one_line: bool = Field(default=False, description="Ollama: all calls in one line")
     calls_in_done: bool = Field(default=False, description="Ollama: the calls come with the last line")
     whole_calls: bool = Field(default=False, description="OpenAI: arguments are not cut into fragments")
-    reasoning_field: Literal["reasoning", "reasoning_content"] = "reasoning_content"
+    reasoning_field: Literal["reasoning", "reasoning_content", "reasoning_details", "content"] = Field(
+        default="reasoning_content", description="OpenAI: where thoughts stand; content: as parts of it (Mistral)"
+    )
     delay: float = Field(default=0, description="seconds before the first byte")
     pace: float = Field(default=0, description="seconds from one chunk to the next")
     done_reason: Literal["stop", "length"] = "stop"
@@ -149,9 +156,11 @@ class Rule(Part):
 
 
 class Script(Part):
-    """`models`: what the server has and what each can do; None: every name, with every ability."""
+    """`models`: what the server has and what each can do; None: every name, with every ability. `insists`: what it
+    checks in the messages of a request."""
 
     rules: list[Rule] = []
+    insists: Insistence | None = None
     models: dict[str, list[str]] | None = None
 
 

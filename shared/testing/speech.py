@@ -160,7 +160,17 @@ class OpenAISpeech:
         return self._chunk({"role": "assistant", "content": ""})
 
     def thinking(self, text: str) -> bytes:
-        return self._chunk({self._respond.reasoning_field: text})
+        return self._chunk(self._thoughts(text))
+
+    def _thoughts(self, text: str) -> dict[str, Any]:
+        match self._respond.reasoning_field:
+            case "content":
+                return {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": text}]}]}
+            case "reasoning_details":
+                detail = {"type": "reasoning.text", "text": text, "format": "scripted", "index": 0}
+                return {"reasoning": text, "reasoning_details": [detail]}
+            case name:
+                return {name: text}
 
     def text(self, text: str) -> bytes:
         return self._chunk({"content": text})
@@ -173,7 +183,14 @@ class OpenAISpeech:
             size = max(len(text), 1) if self._respond.whole_calls else 7
             pieces = [text[at : at + size] for at in range(0, len(text), size)] or [""]
             head = {"name": call.name, "arguments": pieces[0] if self._respond.whole_calls else ""}
-            first = {"index": number, "id": _call_id(call) or None, "type": "function", "function": head}
+            first: dict[str, Any] = {
+                "index": number,
+                "id": _call_id(call) or None,
+                "type": "function",
+                "function": head,
+            }
+            if call.signature:
+                first["extra_content"] = {"google": {"thought_signature": call.signature}}
             sent.append(self._chunk({"tool_calls": [first]}))
             if not self._respond.whole_calls:
                 sent.extend(
@@ -198,7 +215,7 @@ class OpenAISpeech:
     def whole(self, thinking: str, text: str, calls: Sequence[Call], usage: Usage) -> bytes:
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
         if thinking:
-            message[self._respond.reasoning_field] = thinking
+            message |= self._thoughts(thinking)
         if calls:
             self._called = True
             message["tool_calls"] = [
@@ -313,7 +330,8 @@ class GoogleSpeech:
 def _google_call(call: Call) -> dict[str, Any]:
     function: dict[str, Any] = {"name": call.name, "args": call.args}
     name = _call_id(call)
-    return {"functionCall": {"id": name, **function} if name else function}
+    part: dict[str, Any] = {"functionCall": {"id": name, **function} if name else function}
+    return {**part, "thoughtSignature": call.signature} if call.signature else part
 
 
 def google_error(status: int, text: str) -> bytes:

@@ -218,7 +218,9 @@ async def stage(
     """
     async with ScriptedModelServer(rules) as server, Bus(url, "test/client") as bus, AsyncExitStack() as stack:
         common: dict[str, Any] = {"redis_url": url, "heartbeat": heartbeat, "drain": 0.2}
-        settings = GeneratorSettings(**{**common, "ollama_host": server.url, "yield_rest": 0, **values})
+        addresses = {"openai": f"{server.url}/plain/v1", "google_genai": server.url}
+        backend = {"ollama_host": server.url, "base_url": addresses.get(values.get("backend", "ollama"))}
+        settings = GeneratorSettings(**{**common, **backend, "yield_rest": 0, **values})
         for _ in range(probes):
             await stack.enter_async_context(running(probe, ProbeSettings(**common)))
         if probes:

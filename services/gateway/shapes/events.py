@@ -75,6 +75,9 @@ class ModelMessage(_Member):
     content: str
     thinking: str = ""
     tool_calls: list[dict[str, Any]] = Field(default=[])
+    reasoning_details: list[dict[str, Any]] = Field(
+        default=[], description="The thoughts in a form that only the model server understands"
+    )
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reason: str = ""

@@ -48,7 +48,8 @@ async def answer(model: WiredChatModel, request: ChatRequest = ASK) -> list[Delt
 
 def asked_back(call: ToolCall) -> ChatRequest:
     """The request of the next round."""
-    said = {"role": "assistant", "content": "", "tool_calls": [{"id": call.id, "name": call.name, "args": call.args}]}
+    called = {"id": call.id, "name": call.name, "args": call.args, "signature": call.signature}
+    said = {"role": "assistant", "content": "", "tool_calls": [called]}
     told = {"role": "tool", "tool_name": call.name, "tool_call_id": call.id, "content": "found"}
     return replace(ASK, messages=[*ASK.messages, said, told])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -53,16 +53,16 @@ async def test_openais_protocol_has_them_as_parts_with_the_bytes_in_the_address(
 
 
 async def test_gemini_is_given_them_as_inline_data() -> None:
-    wire = GoogleWire("http://127.0.0.1:1", "key")
-    try:
-        (content,) = wire._contents(ASK)
-        assert content.parts is not None
-        text, image = content.parts
-        assert text.text == "what is it?"
-        assert image.inline_data is not None
-        assert (image.inline_data.mime_type, image.inline_data.data) == ("image/png", DATA)
-    finally:
-        await wire.aclose()
+    async with ScriptedModelServer() as server:
+        model = WiredChatModel(GoogleWire(server.url, "key"))
+        try:
+            [delta async for delta in model.stream(ASK)]
+        finally:
+            await model.aclose()
+        (content,) = server.requests[0].body["contents"]
+    text, image = content["parts"]
+    assert text == {"text": "what is it?"}
+    assert image["inlineData"] == {"mime_type": "image/png", "data": urlsafe_b64encode(DATA).decode()}
 
 
 def test_markers_are_broken_beside_an_image_and_not_in_it() -> None:

@@ -105,6 +105,8 @@ export interface components {
             tool_calls?: components["schemas"]["Call"][] | null;
             function_call?: components["schemas"]["CalledFunction"] | null;
             tool_call_id?: string | null;
+            reasoning_content?: unknown;
+            reasoning?: unknown;
         } & {
             [key: string]: unknown;
         };
@@ -130,6 +132,7 @@ export interface components {
             name?: string | null;
             tool_calls?: components["schemas"]["ChatToolCall"][] | null;
             tool_call_id?: string | null;
+            thinking?: string | null;
             attachments?: string[] | null;
         };
         ClientCall: {
@@ -1362,6 +1365,9 @@ export interface components {
             content: string;
             thinking?: string;
             tool_calls?: {
+                [key: string]: unknown;
+            }[];
+            reasoning_details?: {
                 [key: string]: unknown;
             }[];
             prompt_tokens?: number;

@@ -1,0 +1,176 @@
+"""Model servers with rules of their own for a round of tool calls: one row of the table a server.
+
+Each server answers the question with a tool call and refuses (HTTP 400) the results, if the message that made the call
+does not come back as its rule says. The rules and the texts of the refusals are those of public reports and documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import pytest
+
+from shared.llm.adapter import WiredChatModel
+from shared.llm.factory import open_chat_model
+from shared.llm.port import ChatRequest, Delta, Finish, ModelRejected, TextDelta, ThinkingDelta, ToolCall
+from shared.testing.model_server import ScriptedModelServer
+from shared.testing.script import Script
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+THOUGHT = "I look it up."
+QUESTION = {"role": "user", "content": "hi"}
+# A turn that is over, as a client that keeps the history sends it.
+EARLIER = [
+    {"role": "user", "content": "before"},
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "call_of_before", "name": "f", "args": {}}]},
+    {"role": "tool", "tool_name": "f", "tool_call_id": "call_of_before", "content": "old"},
+    {"role": "assistant", "content": "done"},
+]
+MISSING = "thinking is enabled but <<field>> is missing in assistant tool call message at index <<index>>"
+DEEPSEEK = "The `<<field>>` in the thinking mode must be passed back to the API."
+UNSIGNED = "Function call is missing a thought_signature in functionCall parts. This is required for tools to work."
+GOOGLES = {"needs": "extra_content", "scope": "turn", "error": UNSIGNED}
+DETAIL = {"type": "reasoning.text", "text": THOUGHT, "format": "scripted", "index": 0}
+
+
+def needs(name: str, error: str = MISSING, **more: Any) -> dict[str, Any]:
+    return {"needs": name, "error": error, **more}
+
+
+def refuses(name: str, error: str = "property '<<field>>' is unsupported") -> dict[str, Any]:
+    return {"refuses": [name], "error": error}
+
+
+def call(**more: Any) -> dict[str, Any]:
+    return {"name": "f", "args": {"a": 1}, "id": "call_1", **more}
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A server. insists: its rule. says: how its answer differs from a thought and a call. back: fields of the message
+    as it must come back. absent: fields that it may not have. refusals: requests that it refuses before it is
+    understood. history: a turn with a tool call comes before."""
+
+    name: str
+    insists: dict[str, Any] | None
+    back: dict[str, Any]
+    says: dict[str, Any] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    refusals: int = 0
+    history: bool = False
+    backend: Literal["openai", "ollama", "google_genai"] = "openai"
+
+
+THOUGHT_PART = {"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]}
+ODD = [
+    Odd("deepseek", needs("reasoning_content", DEEPSEEK, empty=True), {"reasoning_content": THOUGHT}, {},
+        ("reasoning",)),
+    Odd("deepseek: a call without a thought", needs("reasoning_content", DEEPSEEK, empty=True),
+        {"reasoning_content": " "}, {"thinking": ""}, refusals=1),
+    Odd("deepseek: a call in an earlier turn", needs("reasoning_content", DEEPSEEK, empty=True),
+        {"reasoning_content": THOUGHT}, refusals=1, history=True),
+    Odd("kimi", needs("reasoning_content"), {"reasoning_content": THOUGHT}),
+    Odd("kimi: a call without a thought", needs("reasoning_content"), {"reasoning_content": " "}, {"thinking": ""},
+        refusals=1),
+    Odd("litellm before deepseek", needs("reasoning_content",
+        "messages[<<index>>]: assistant message with tool_calls must include <<field>>"), {"reasoning_content": " "},
+        {"thinking": ""}, refusals=1),
+    Odd("vllm", needs("reasoning"), {"reasoning": THOUGHT, "reasoning_content": THOUGHT},
+        {"reasoning_field": "reasoning"}),
+    Odd("cerebras", refuses("reasoning_content",
+        "messages.<<index>>.assistant.<<field>>: property 'messages.<<index>>.assistant.<<field>>' is unsupported"),
+        {"reasoning": THOUGHT}, {"reasoning_field": "reasoning"}, ("reasoning_content",), refusals=1),
+    Odd("groq", refuses("reasoning_content", "'messages.<<index>>' : for 'role:assistant' the following must be "
+        "satisfied[('messages.<<index>>' : property '<<field>>' is unsupported)]"), {}, {}, ("reasoning_content",), 1),
+    Odd("a server that does not support the field", refuses("reasoning_content",
+        "this model does not support <<field>>"), {}, {}, ("reasoning_content",), 1),
+    Odd("openrouter", needs("reasoning_details"), {"reasoning_details": [DETAIL], "reasoning": THOUGHT},
+        {"reasoning_field": "reasoning_details"}),
+    Odd("mistral", refuses("reasoning_content", "Extra inputs are not permitted: messages.<<index>>.<<field>>"),
+        {"content": [THOUGHT_PART]}, {"reasoning_field": "content"}, ("reasoning_content",)),
+    Odd("mistral: text beside the call", None,
+        {"content": [THOUGHT_PART, {"type": "text", "text": "Wait."}]},
+        {"reasoning_field": "content", "text": "Wait."}),
+    Odd("mistral: ids", {"ids": "[A-Za-z0-9]{9}", "error": "Tool call id was call_1 but must be a-z, A-Z, 0-9, with a "
+        "length of 9."}, {"reasoning_content": THOUGHT}, refusals=1),
+    Odd("gemini behind openai's protocol", GOOGLES, {"reasoning_content": THOUGHT},
+        {"tool_calls": [call(signature="c2lnbmVk")]}),
+    Odd("gemini", {**GOOGLES, "needs": "thoughtSignature"}, {"thoughtSignature": "c2lnbmVk"},
+        {"tool_calls": [call(signature="c2lnbmVk"), call(id="call_2")]}, backend="google_genai"),
+    Odd("gemini: a signature that is lost", {**GOOGLES, "needs": "thoughtSignature"},
+        {"thoughtSignature": "c2tpcF90aG91Z2h0X3NpZ25hdHVyZV92YWxpZGF0b3I="}, backend="google_genai"),
+    Odd("ollama", needs("thinking"), {"thinking": THOUGHT, "content": ""}, backend="ollama"),
+    Odd("no text beside the call", None, {"content": None}),
+]  # fmt: skip
+
+
+def message(deltas: list[Delta]) -> dict[str, Any]:
+    """An answer as it goes back."""
+    called = [delta for delta in deltas if isinstance(delta, ToolCall)]
+    finish = deltas[-1]
+    assert isinstance(finish, Finish)
+    return {
+        "role": "assistant",
+        "content": "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)),
+        "thinking": "".join(delta.text for delta in deltas if isinstance(delta, ThinkingDelta)),
+        "reasoning_details": list(finish.reasoning_details),
+        "tool_calls": [{"id": c.id, "name": c.name, "args": c.args, "signature": c.signature} for c in called],
+    }
+
+
+def results(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"role": "tool", "tool_name": "f", "tool_call_id": called["id"], "content": "found"}
+        for called in said["tool_calls"]
+    ]
+
+
+def model_of(server: ScriptedModelServer, backend: Literal["openai", "ollama", "google_genai"]) -> WiredChatModel:
+    url = f"{server.url}/plain/v1" if backend == "openai" else server.url
+    return open_chat_model(backend, base_url=url, api_key="k")
+
+
+def came_back(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a request that made tool calls."""
+    parts = [part for content in body.get("contents") or () for part in content["parts"] if "functionCall" in part]
+    return parts or [said for said in body["messages"] if said.get("tool_calls")]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.name)
+async def test_tool_round_comes_back_as_the_server_wants_it(odd: Odd) -> None:
+    respond = {"thinking": THOUGHT, "tool_calls": [call()], **odd.says}
+    rules = [{"when": {"tool_results": 0}, "respond": respond}, {"respond": {"text": "ok"}}]
+    history = EARLIER if odd.history else []
+    ask = ChatRequest(model="gemini-3-flash", messages=[*history, QUESTION], tools=[TOOL])
+    async with ScriptedModelServer() as server:
+        model = model_of(server, odd.backend)
+        # the rule of a question's history is learned with the question
+        server.set_rules(Script.model_validate({"rules": rules, "insists": odd.insists}))
+        said = message([delta async for delta in model.stream(ask)])
+        following = replace(ask, messages=[*ask.messages, said, *results(said)])
+        for _ in range(2):
+            assert TextDelta("ok") in [delta async for delta in model.stream(following)]
+        await model.aclose()
+        assert [received.outcome for received in server.requests].count("refused") == odd.refusals
+        sent = came_back(server.requests[-1].body)
+    back = sent[1] if odd.history else sent[0]
+    assert odd.back.items() <= back.items()
+    assert not back.keys() & set(odd.absent)
+    if odd.backend == "openai":
+        told = [one["tool_call_id"] for one in server.requests[-1].body["messages"] if one["role"] == "tool"]
+        assert told == [called["id"] for one in sent for called in one["tool_calls"]]
+
+
+async def test_thoughts_that_a_server_never_takes_are_refused_once() -> None:
+    """A server that asks for a field, and refuses it, gets its refusal told."""
+    insists = {"needs": "reasoning_content", "refuses": ["reasoning_content"], "error": MISSING}
+    called = {"role": "assistant", "content": "", "thinking": "", "tool_calls": [{"id": "1", "name": "f", "args": {}}]}
+    async with ScriptedModelServer() as server:
+        server.set_rules(Script.model_validate({"insists": insists}))
+        model = model_of(server, "openai")
+        with pytest.raises(ModelRejected, match="reasoning_content is missing"):
+            _ = [d async for d in model.stream(ChatRequest(model="m", messages=[QUESTION, called, *results(called)]))]
+        await model.aclose()
+        assert len(server.requests) == 2
