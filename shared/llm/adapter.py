@@ -1,7 +1,7 @@
 """What all adapters share: a backend's wire turned into a chat model.
 
 A wire sends one request and yields raw events. Here, once for all backends: fall-backs for models without tools or
-thinking, the markers of templates, references in the schemas of tools, the cleaner, ids
+thinking, the markers of templates, references in the schemas of tools, the cleaner, blank lines before an answer, ids
 for calls that have none, time-outs of a silent stream, and empty answers.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ BEHIND = 1.0
 _THOUGHTS_READ = 8_000
 # What a call's id may take, in characters: it goes back to the model server with each later request.
 _LONGEST_ID = 256
+_BLANK_LINES = re.compile(r"(?:[^\S\n]*\n)+")
 _LOOPS = "the model repeated itself without end and was stopped; ask in other words, or take another model"
 
 Ability = Literal["tools", "thinking"]
@@ -315,6 +317,8 @@ class _Answer:
         self._held_since: float | None = None
         self._thoughts: list[str] = []
         self._ids: set[str] = set()
+        # Blank text before the answer; None once it began. An answer that the client began goes on with any text.
+        self._blank: str | None = None if request.messages and request.messages[-1]["role"] == "assistant" else ""
         self.started = False
         self.said_something = False  # text that is not blank, or a call
         self.looping = False
@@ -373,6 +377,8 @@ class _Answer:
             if isinstance(piece, PrintedCall):
                 yield self._call(None, piece.name, piece.args, piece.error)
                 continue
+            if isinstance(piece, TextDelta):
+                piece = self._without_blank_lines(piece)
             if piece.text:
                 self.started = True
                 if isinstance(piece, ThinkingDelta):
@@ -380,6 +386,16 @@ class _Answer:
                 elif piece.text.strip():
                     self.said_something = True
                 yield piece
+
+    def _without_blank_lines(self, piece: TextDelta) -> TextDelta:
+        """The text without the blank lines that an answer begins with; the first line keeps its indentation."""
+        if self._blank is None:
+            return piece
+        text = self._blank + piece.text
+        if found := _BLANK_LINES.match(text):
+            text = text[found.end() :]
+        self._blank = text if not text.strip() else None
+        return TextDelta("" if self._blank is not None else text)
 
     def _call(self, given: str | None, name: str, args: dict[str, Any], error: str | None = None) -> ToolCall:
         self.started = self.said_something = True

@@ -103,6 +103,7 @@ ODD = [
         {"thoughtSignature": "c2tpcF90aG91Z2h0X3NpZ25hdHVyZV92YWxpZGF0b3I="}, backend="google_genai"),
     Odd("ollama", needs("thinking"), {"thinking": THOUGHT, "content": ""}, backend="ollama"),
     Odd("no text beside the call", None, {"content": None}),
+    Odd("blank lines beside the call", None, {"content": None}, {"text": ["\n", "\n"]}),
 ]  # fmt: skip
 
 
@@ -174,3 +175,38 @@ async def test_thoughts_that_a_server_never_takes_are_refused_once() -> None:
             _ = [d async for d in model.stream(ChatRequest(model="m", messages=[QUESTION, called, *results(called)]))]
         await model.aclose()
         assert len(server.requests) == 2
+
+
+BEGINNINGS = [
+    ("behind a thought in the text", ["<think>hm</think>", "\n\n", "Yes."], "Yes."),
+    ("split over chunks", ["<think>hm</thi", "nk>\n", " \n", "\r\n", "Ye", "s."], "Yes."),
+    ("a server with a field for thoughts", ["\n\nYes."], "Yes."),
+    ("a first line of code keeps its indentation", ["\n\n", "  ", "  x = 1\n    y = 2"], "    x = 1\n    y = 2"),
+    ("blank lines of the answer itself stay", ["\n", "One.\n\n", "\n", "Two.\n"], "One.\n\n\nTwo.\n"),
+    ("a thought behind the beginning", ["One.<think>hm</think>\n\nTwo."], "One.\n\nTwo."),
+]
+
+
+@pytest.mark.parametrize("backend", ["openai", "ollama", "google_genai"])
+@pytest.mark.parametrize(("chunks", "text"), [row[1:] for row in BEGINNINGS], ids=[row[0] for row in BEGINNINGS])
+async def test_answer_begins_without_blank_lines(
+    backend: Literal["openai", "ollama", "google_genai"], chunks: list[str], text: str
+) -> None:
+    async with ScriptedModelServer([{"respond": {"thinking": "so", "text": chunks}}]) as server:
+        model = model_of(server, backend)
+        deltas = [delta async for delta in model.stream(ChatRequest(model="m", messages=[QUESTION]))]
+        await model.aclose()
+    said = [delta.text for delta in deltas if isinstance(delta, TextDelta)]
+    assert "".join(said) == text
+    # what a client shows while it comes
+    assert said[0].strip()
+
+
+async def test_blank_lines_of_a_continued_answer_stay() -> None:
+    """The client gave the beginning of the answer: the blank line stands between it and the rest."""
+    begun = [QUESTION, {"role": "assistant", "content": "Dear Ann,"}]
+    async with ScriptedModelServer([{"respond": {"text": ["\n\n", "thank you."]}}]) as server:
+        model = model_of(server, "openai")
+        deltas = [delta async for delta in model.stream(ChatRequest(model="m", messages=begun))]
+        await model.aclose()
+    assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "\n\nthank you."
