@@ -11,22 +11,7 @@ import httpx
 from load import Load, Outcome
 from stack import Stack, docker
 
-# In the stack's network: goes well over the limit, so that it stays so whatever comes and goes; or removes it all.
-# What a command makes Redis allocate is not counted before it is carried out, unlike what is sent with it.
-BALLAST = """
-import os, redis, sys
-r = redis.Redis.from_url(os.environ['LOCAL2_REDIS_URL'])
-if sys.argv[1] == 'drop':
-    r.delete(*r.scan_iter('local2:ballast:*'))
-    sys.exit()
-MB = 1 << 20
-limit = r.info('memory')['maxmemory'] or sys.exit('Redis has no limit')
-number = 0
-while r.info('memory')['used_memory'] < limit - 2 * MB:
-    number += 1
-    r.setrange(f'local2:ballast:{number}', MB, 'x')
-r.setrange('local2:ballast:0', 24 * MB, 'x')
-"""
+BALLAST = Path(__file__).resolve().parent / "ballast.py"
 SESSIONS = 3
 # Longer than the bus tries an entry that fails: five deliveries, three heartbeats each.
 SECONDS = 25.0
@@ -40,20 +25,18 @@ def limits(stack: Stack) -> tuple[int, int]:
     return own, container.raw["HostConfig"]["Memory"]
 
 
-async def fill(stack: Stack, folder: Path, redis_url: str) -> tuple[Outcome, list[str], list[str]]:
+async def fill(stack: Stack, redis_url: str) -> tuple[Outcome, list[str], list[str]]:
     """Under load: what became of it, what a client was told while Redis was full, and what was wrong with that."""
-    script = folder / "ballast.py"
-    script.write_text(BALLAST, encoding="utf-8")
     network = f"{stack.name}_bus"
     (before,) = await asyncio.to_thread(stack.containers, "redis")
     async with Load(stack, SESSIONS) as load:
         await asyncio.sleep(3)
-        await asyncio.to_thread(stack.python, network, script, "fill", LOCAL2_REDIS_URL=redis_url)
+        await asyncio.to_thread(stack.python, network, BALLAST, "fill", LOCAL2_REDIS_URL=redis_url)
         try:
             told, wrong = await asks(stack, load.outcome.queries[0]["id"])
             await asyncio.sleep(SECONDS)
         finally:
-            await asyncio.to_thread(stack.python, network, script, "drop", LOCAL2_REDIS_URL=redis_url)
+            await asyncio.to_thread(stack.python, network, BALLAST, "drop", LOCAL2_REDIS_URL=redis_url)
         await asyncio.sleep(4)
     await asyncio.to_thread(stack.up)
     (after,) = await asyncio.to_thread(stack.containers, "redis")

@@ -160,7 +160,7 @@ class Test:
         own, container = full.limits(self.stack)
         below = f"Redis' own limit is {own / 2**20:.0f} MB, its container's {container / 2**20:.0f} MB"
         self.report.check("Redis refuses before it is killed", 0 < own < container, below)
-        outcome, told, wrong = asyncio.run(full.fill(self.stack, self.stack.folder, self.url))
+        outcome, told, wrong = asyncio.run(full.fill(self.stack, self.url))
         self.report.check("Redis is full: what writes is told so, what reads goes on", not wrong, *told, *wrong)
         self._audited("Redis was full for a while", "filled up to its limit, and emptied again", outcome)
 
