@@ -33,27 +33,34 @@ async def end_session(gateway: Gateway, info: SessionInfo) -> list[str]:
 
 
 async def delete_session(gateway: Gateway, info: SessionInfo) -> list[str]:
-    """Removes a session; the ids of the queries that were not answered yet, and are cancelled.
+    """Remove a session; return the ids of the unanswered queries, which are cancelled."""
+    return await delete_sessions(gateway, [info])
 
-    Until everything of it has gone the session is there, so that an interrupted deletion can be repeated.
+
+async def delete_sessions(gateway: Gateway, infos: Sequence[SessionInfo]) -> list[str]:
+    """Remove sessions; return the ids of their unanswered queries, which are cancelled.
+
+    The streams are read once for all sessions, which is most of the work. Each session stays until its data is removed:
+    an interrupted deletion can be repeated.
     """
-    bus, session_id = gateway.bus, info.session_id
-    open_ids = await lanes.unfinished(bus, session_id, "A")
-    queries = await _forget(gateway, session_id)
-    await _sweep(bus, session_id, queries)
-    await gateway.sessions.delete(info)
-    # what was accepted meanwhile
-    if late := [query_id for query_id in await _forget(gateway, session_id) if query_id not in queries]:
-        await _sweep(bus, session_id, late)
-    await bus.link.pipe([("UNLINK", key) for key in lane_keys(session_id)])
+    bus, session_ids = gateway.bus, [info.session_id for info in infos]
+    open_ids = await lanes.unfinished_of(bus, session_ids, "A")
+    queries = await _forget(gateway, session_ids)
+    await _sweep(bus, session_ids, queries)
+    for info in infos:
+        await gateway.sessions.delete(info)
+    # A gateway may have accepted queries during the deletion.
+    if late := sorted(set(await _forget(gateway, session_ids)) - set(queries), key=order):
+        await _sweep(bus, session_ids, late)
+    await bus.link.pipe([("UNLINK", key) for session_id in session_ids for key in lane_keys(session_id)])
     return open_ids
 
 
-async def _sweep(bus: Bus, session_id: str, queries: Sequence[str]) -> None:
-    """Removes what streams hold of a session, as far as it can be removed; `queries`: its queries, oldest first."""
+async def _sweep(bus: Bus, session_ids: Sequence[str], queries: Sequence[str]) -> None:
+    """Remove the streams' entries of sessions, as far as possible. queries: those of the sessions, oldest first."""
     if queries:
-        await erase_entries(bus, "session_id", [session_id], queries[0])
-    await erase_dead_letters(bus, "session_id", [session_id])
+        await erase_entries(bus, "session_id", session_ids, queries[0])
+    await erase_dead_letters(bus, "session_id", session_ids)
 
 
 async def forget_queries(
@@ -80,21 +87,31 @@ async def forget_queries(
         await erase_dead_letters(bus, "correlation_id", ended)
 
 
-async def _forget(gateway: Gateway, session_id: str) -> list[str]:
-    """Stops what is not finished, closes the session and removes what is kept of its queries; their ids."""
+async def _forget(gateway: Gateway, session_ids: Sequence[str]) -> list[str]:
+    """Stop unfinished queries, close the sessions, remove the data of their queries; return the ids, oldest first."""
     bus = gateway.bus
-    if queries := await _queries(gateway, session_id):
+    queries = sorted({one for session_id in session_ids for one in await _queries(gateway, session_id)}, key=order)
+    if queries:
         waiting = await still_read(bus, queries)
         await cancel_all(gateway, waiting)
         await bus.link.pipe([("UNLINK", cancel_key(query_id)) for query_id in set(queries) - set(waiting)])
-        # a client that follows the answer is told its end: whoever answers removes it at once in a closed session
+        # A client that follows the answer reads its end first: in a closed session the respondent removes it at once.
         until = asyncio.get_running_loop().time() + STOPPING
-        while waiting and await lanes.running(bus, session_id) and asyncio.get_running_loop().time() < until:
+        while waiting and await _running(bus, session_ids) and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK)
         await gateway.sessions.take_back(waiting)
-    await gateway.sessions.close(session_id)
+    for session_id in session_ids:
+        await gateway.sessions.close(session_id)
     await erase(bus, queries)
     return queries
+
+
+async def _running(bus: Bus, session_ids: Sequence[str]) -> bool:
+    """Whether a respondent is at work on a query of these sessions."""
+    for session_id in session_ids:
+        if await lanes.running(bus, session_id):
+            return True
+    return False
 
 
 async def _queries(gateway: Gateway, session_id: str) -> list[str]:

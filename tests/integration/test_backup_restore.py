@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from support.backups import BACKUP, Place, backed_up, fill, kept, key_of, names, place, said, seen
+from support.backups import BACKUP, WITHOUT, Place, backed_up, fill, kept, key_of, names, place, said, seen
 from support.http_gateway import client, gateway_settings
 from support.waiting import eventually
 
@@ -285,6 +285,54 @@ async def test_the_progress_of_a_restore_is_told_in_json_lines(source: Place, ta
     assert lines[0]["checked"]["counts"] == {"settings": 2, "sessions": 6, "keys": 2}
     assert lines[-1]["restored"]["sessions"] == {"written": 6, "kept": 0, "skipped": 0, "reasons": []}
     assert {"section": "sessions", "done": 6, "of": 6} in lines
+
+
+async def test_replace_killed_while_it_deletes_is_completed_by_a_rerun(
+    source: Place, target: Place, tmp_path: Path, redis_url: str, redis_server: EmbeddedRedis
+) -> None:
+    keys = await fill(source)
+    file = await backed_up(source, tmp_path / "all.backup")
+    await fill(target)
+    for number in range(150):
+        await target.stage.sessions.open(f"old-{number:03}", "admin", "a title")
+    whole = len(kept(redis_server.url))
+    params = {"mode": "replace", "without": [one.removeprefix("--without=") for one in WITHOUT]}
+    async with target.site.http.stream("POST", "/restore", params=params, content=file.read_bytes()) as answer:
+        async for line in answer.aiter_lines():
+            if (orjson.loads(line).get("removed") or 0) >= 32:
+                break
+    await eventually(lambda: _unlocked(redis_server), what="the broken restore has ended")
+    assert 100 < len(kept(redis_server.url)) < whole
+    refused = await target.local2("restore", *WITHOUT, str(file))
+    assert "run it again with --replace" in refused.output
+    done = await target.local2("restore", "--replace", *WITHOUT, str(file))
+    assert done.exit_code == 0, done.output
+    assert kept(redis_server.url) == kept(redis_url)
+    assert await seen(target, keys) == await seen(source, keys)
+
+
+async def test_replace_reports_what_it_has_removed(source: Place, target: Place, tmp_path: Path) -> None:
+    await fill(source)
+    file = await backed_up(source, tmp_path / "all.backup")
+    for number in range(100):
+        await target.stage.sessions.open(f"old-{number:03}", "admin", "a title")
+    answer = await target.site.http.post("/restore?mode=replace", content=file.read_bytes())
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    removed = [line["removed"] for line in lines if line.get("section") == "sessions" and "removed" in line]
+    assert (removed[0], removed[-1], removed) == (0, 100, sorted(removed))
+    # in batches: a line for each, before anything is written
+    assert 3 <= len(removed) <= 50
+    assert lines.index({"section": "sessions", "removed": 100}) < lines.index(
+        {"section": "sessions", "done": 6, "of": 6}
+    )
+
+
+async def test_restore_in_a_pipe_prints_each_step_as_a_line(source: Place, target: Place, tmp_path: Path) -> None:
+    await fill(source)
+    done = await target.local2("restore", "--replace", str(await backed_up(source, tmp_path / "all.backup")))
+    lines = done.output.splitlines()
+    for line in ("sessions: 0 removed", "sessions: 6 of 6 restored", "keys: 2 of 2 restored"):
+        assert line in lines
 
 
 async def test_settings_of_a_participant_that_was_never_here_wait_for_it(

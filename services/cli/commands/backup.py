@@ -13,6 +13,7 @@ import orjson
 import typer
 
 from services.cli.api import Api, ApiError, unreachable
+from services.cli.progress import Progress
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
 from services.cli.typed import typed
@@ -66,8 +67,12 @@ async def _download(api: Api, out: BinaryIO, without: Sequence[str]) -> None:
             if not answer.is_success:
                 await answer.aread()
                 raise api.refusal(answer)
-            async for piece in answer.aiter_raw(_PIECE):
-                await asyncio.to_thread(out.write, piece)
+            size = 0
+            async with Progress(console, errors) as progress:
+                async for piece in answer.aiter_raw(_PIECE):
+                    await asyncio.to_thread(out.write, piece)
+                    size += len(piece)
+                    progress(f"saving: {size:,} bytes", "saving")
     except httpx.HTTPError as exc:
         raise unreachable(api.base_url, exc) from exc
 
@@ -123,15 +128,16 @@ async def _send(api: Api, file: Path, size: int, mode: str, without: Sequence[st
     headers = {"content-type": MEDIA_TYPE, "content-length": str(size)}
     sent = api.http.stream("POST", "/restore", params=params, content=_pieces(file), headers=headers, timeout=_PATIENCE)
     try:
-        async with sent as answer:
-            if not answer.is_success:
-                await answer.aread()
-                raise api.refusal(answer)
-            with console.status("restoring") as status:
+        async with Progress(console, errors) as progress:
+            progress("the gateway checks the file")
+            async with sent as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    raise api.refusal(answer)
                 async for line in answer.aiter_lines():
                     last = orjson.loads(line)
                     if "section" in last:
-                        status.update(f"{last['section']}: {last['done']} of {last['of']}")
+                        progress(*_step(last))
     except httpx.ConnectError as exc:
         raise unreachable(api.base_url, exc) from exc
     except (httpx.HTTPError, orjson.JSONDecodeError) as exc:
@@ -142,6 +148,14 @@ async def _send(api: Api, file: Path, size: int, mode: str, without: Sequence[st
         raise _broken(None)
     restored: dict[str, Any] = last["restored"]
     return restored
+
+
+def _step(line: dict[str, Any]) -> tuple[str, str]:
+    """A sentence for a line of a section, and its step."""
+    section = line["section"]
+    if line.get("removed") is not None:
+        return f"{section}: {line['removed']:,} removed", f"{section}: removing"
+    return f"{section}: {line['done']:,} of {line['of']:,} restored", f"{section}: restoring"
 
 
 def _broken(exc: Exception | None) -> ApiError:

@@ -79,10 +79,9 @@ class FilesSection:
     async def empty(self) -> bool:
         return not await self._users()
 
-    async def clear(self) -> AsyncIterator[None]:
+    async def clear(self) -> AsyncIterator[int]:
         for user_id in await self._users():
-            await self._ask(user_id, op="delete_user")
-            yield
+            yield int((await self._ask(user_id, op="delete_user"))["deleted"])
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         for record in records:

@@ -50,11 +50,11 @@ class KeysSection(KeptHere):
     async def empty(self) -> bool:
         return not any(record.lasting for _, record in await self._gateway.keys.stored())
 
-    async def clear(self) -> AsyncIterator[None]:
+    async def clear(self) -> AsyncIterator[int]:
         gone = [hashed for hashed, record in await self._gateway.keys.stored() if record.lasting]
         if gone:
             await self._gateway.bus.link.call("HDEL", API_KEYS, *gone)
-        yield
+        yield len(gone)
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         keys = [StoredKey.model_validate(record) for record in records]

@@ -56,10 +56,12 @@ class KnowledgeSection:
     async def empty(self) -> bool:
         return not (await self._ask(op="stats"))["claims"]
 
-    async def clear(self) -> AsyncIterator[None]:
-        while (await self._ask(op="clear"))["left"]:
-            yield
-        yield
+    async def clear(self) -> AsyncIterator[int]:
+        left, more = (await self._ask(op="stats"))["claims"], True
+        while more:
+            more = (await self._ask(op="clear"))["left"]
+            before, left = left, (await self._ask(op="stats"))["claims"]
+            yield max(0, before - left)
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         found = await self._ask(op="import", lines=list(records))

@@ -62,10 +62,9 @@ class MemoriesSection:
     async def empty(self) -> bool:
         return not (await self._ask(op="stats"))["engrams"]
 
-    async def clear(self) -> AsyncIterator[None]:
+    async def clear(self) -> AsyncIterator[int]:
         while (user_id := await self._somebody()) is not None:
-            await operate(self._gateway, "memory", user_id, op="delete_user")
-            yield
+            yield int((await operate(self._gateway, "memory", user_id, op="delete_user"))["deleted"])
 
     async def _somebody(self) -> str | None:
         """A user of whom something is kept."""

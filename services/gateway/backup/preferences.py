@@ -50,9 +50,8 @@ class PreferencesSection:
     async def empty(self) -> bool:
         return not any((await self._ask(op="counts")).values())
 
-    async def clear(self) -> AsyncIterator[None]:
-        await self._ask(op="clear")
-        yield
+    async def clear(self) -> AsyncIterator[int]:
+        yield int((await self._ask(op="clear"))["removed"])
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         by_table: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -36,7 +36,6 @@ _BATCH_BYTES = 300_000
 _STEP = 60.0
 # Two clocks may differ by this much.
 _CLOCK_MS = 5_000
-_END = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +168,21 @@ async def restore(
         async with gateway.reachable():
             await bus.link.call("SET", RESTORE_UNFINISHED, orjson.dumps(asdict(Unfinished(summary.digest, mode))))
         batches = _batches(file, sections)
-        cleared: set[str] = set()
-        done = 0
+        uncleared = dict(sections) if mode == "replace" else {}
+        before, done = "", 0
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             name, records = batch
-            if name not in cleared:
-                done = 0
-                await _clear(gateway, sections, cleared, name, mode)
+            if name != before:
+                before, done = name, 0
+                async for line in _cleared(gateway, uncleared, name, token):
+                    yield line
             async with gateway.reachable(extra=_STEP):
-                if await bus.link.call("GET", RESTORE_LOCK) != token.encode():
-                    raise Local2Error("another restore has begun")
+                await _check_lease(gateway, token)
                 await sections[name].write(records, tallies[name])
             done += len(records)
             yield {"section": name, "done": done, "of": summary.counts[name]}
-        await _clear(gateway, sections, cleared, None, mode)
+        async for line in _cleared(gateway, uncleared, None, token):
+            yield line
         async with gateway.reachable():
             await bus.link.call("DEL", RESTORE_UNFINISHED)
     except (ApiError, Local2Error) as exc:
@@ -195,24 +195,30 @@ async def restore(
     yield {"restored": {name: asdict(tally) for name, tally in tallies.items()}}
 
 
-async def _clear(
-    gateway: Gateway, sections: dict[str, Section], cleared: set[str], until: str | None, mode: Mode
-) -> None:
-    """Empties the sections up to this one, in the order of the file; those without a record in it too."""
-    for name, section in sections.items():
-        if name not in cleared:
-            cleared.add(name)
-            if mode == "replace":
-                await _steps(gateway, section.clear())
-        if name == until:
-            return
+async def _check_lease(gateway: Gateway, token: str) -> None:
+    """Raise Local2Error if this restore has lost its lease: another one may write already."""
+    if await gateway.bus.link.call("GET", RESTORE_LOCK) != token.encode():
+        raise Local2Error("another restore has begun")
 
 
-async def _steps(gateway: Gateway, steps: AsyncIterator[None]) -> None:
-    while True:
-        async with gateway.reachable(extra=_STEP):
-            if await anext(steps, _END) is _END:
-                return
+async def _cleared(
+    gateway: Gateway, uncleared: dict[str, Section], until: str | None, token: str
+) -> AsyncIterator[dict[str, Any]]:
+    """Empty the sections up to this one, in the order of the file, and take them out of `uncleared`.
+
+    until: None for all that are left, which have no record in the file. Yields how many things are removed.
+    """
+    while uncleared and (until is None or until in uncleared):
+        name = next(iter(uncleared))
+        steps, removed = uncleared.pop(name).clear(), 0
+        yield {"section": name, "removed": 0}
+        while True:
+            async with gateway.reachable(extra=_STEP):
+                await _check_lease(gateway, token)
+                if (step := await anext(steps, None)) is None:
+                    break
+            removed += step
+            yield {"section": name, "removed": removed}
 
 
 def _batches(file: BinaryIO, sections: Collection[str]) -> Iterator[tuple[str, list[Record]]]:

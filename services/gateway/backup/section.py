@@ -59,8 +59,8 @@ class Section(Protocol):
     async def empty(self) -> bool:
         """Whether nothing is kept yet."""
 
-    def clear(self) -> AsyncIterator[None]:
-        """Removes everything, a bounded part at each step."""
+    def clear(self) -> AsyncIterator[int]:
+        """Remove everything, a bounded part at each step. Yields how many things a step has removed."""
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         """Adds what is not there yet; what is there stays. Repeating it changes nothing."""

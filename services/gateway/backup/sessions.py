@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from services.gateway.backup.section import KeptHere, Tally
-from services.gateway.deletion import delete_session
+from services.gateway.deletion import delete_sessions
 from shared.participant.backup import Record
 from shared.records.session_records import (
     SessionRecord,
@@ -16,6 +16,8 @@ from shared.records.session_records import (
 
 # Sessions are read so many at a time: most are small, a few may have megabytes.
 _PAGE = 16
+# Sessions are deleted so many at a time: each batch reads all streams once.
+_BATCH = 32
 
 
 class SessionsSection(KeptHere):
@@ -41,14 +43,15 @@ class SessionsSection(KeptHere):
                 return False
         return True
 
-    async def clear(self) -> AsyncIterator[None]:
+    async def clear(self) -> AsyncIterator[int]:
         gateway = self._gateway
         async for ids in session_ids(gateway.bus):
-            for session_id in ids:
-                info = await gateway.sessions.info(session_id)
-                if info is not None:
-                    await delete_session(gateway, info)
-                yield
+            for start in range(0, len(ids), _BATCH):
+                infos = [await gateway.sessions.info(one) for one in ids[start : start + _BATCH]]
+                there = [info for info in infos if info is not None]
+                if there:
+                    await delete_sessions(gateway, there)
+                yield len(there)
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         sessions = [SessionRecord.model_validate(record) for record in records]

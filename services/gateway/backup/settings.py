@@ -56,7 +56,7 @@ class SettingsSection(KeptHere):
     async def empty(self) -> bool:
         return not await self._participants()
 
-    async def clear(self) -> AsyncIterator[None]:
+    async def clear(self) -> AsyncIterator[int]:
         for participant in await self._participants():
             changed = await self._changed(participant)
             described = await self._described(participant)
@@ -64,7 +64,7 @@ class SettingsSection(KeptHere):
             start = {name: defaults[name] for name in changed if name in defaults}
             await self._gateway.bus.link.call("DEL", settings_key(participant))
             await self._tell(participant, start)
-            yield
+            yield 1
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         for record in records:

@@ -174,10 +174,14 @@ class RestoreFault(Shape):
 
 
 class RestoreLine(Shape):
-    """A line of a restore's progress: first `checked`, then sections, at last `restored` or `error`."""
+    """A line of a restore's progress: first `checked`, then sections, at last `restored` or `error`.
+
+    A line of a section has `removed` while the section is emptied (mode `replace`), else `done` and `of`.
+    """
 
     checked: RestoreChecked | None = None
     section: str = ""
+    removed: int | None = Field(default=None, description="Things of the section that are removed so far")
     done: int = 0
     of: int = 0
     restored: dict[str, RestoreTally] | None = None

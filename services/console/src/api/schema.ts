@@ -1491,6 +1491,7 @@ export interface components {
         RestoreLine: {
             checked?: components["schemas"]["RestoreChecked"] | null;
             section?: string;
+            removed?: number | null;
             done?: number;
             of?: number;
             restored?: {

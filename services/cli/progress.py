@@ -1,0 +1,75 @@
+"""What a command waits for: a line that changes at a terminal, lines on standard error elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Self
+
+from services.cli.terminal import Terminal
+
+# Seconds between the updates at a terminal, and between lines of the same step elsewhere.
+_TICK, _REPEAT = 1.0, 10.0
+# A step that has lasted for less is shown without its seconds.
+_SHORT = 1.0
+
+
+class Progress:
+    """Call it with a sentence for what happens now; step: the part of it that stays while its figures change.
+
+    Elsewhere than at a terminal a new step is printed at once, and the same step again after `_REPEAT` seconds, so that
+    a reader of the pipe sees that the command still works.
+    """
+
+    def __init__(self, console: Terminal, errors: Terminal) -> None:
+        shown = next((one for one in (console, errors) if one.is_terminal), None)
+        self._status = shown.status("") if shown else None
+        self._errors = errors
+        self._text = self._step = ""
+        self._since = self._printed = 0.0
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pause()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+
+    def __call__(self, text: str, step: str | None = None) -> None:
+        now, step = asyncio.get_running_loop().time(), step or text
+        self._text = text
+        if step != self._step:
+            self._step, self._since = step, now
+            self._printed = now - _REPEAT
+        self._show(now)
+
+    def pause(self) -> None:
+        """Remove the line at the terminal, for other output; the next call brings it back."""
+        self._text = self._step = ""
+        if self._status is not None:
+            self._status.stop()
+
+    def _show(self, now: float) -> None:
+        if not self._text:
+            return
+        seconds = now - self._since
+        line = f"{self._text} ({seconds:.0f} s)" if seconds >= _SHORT else self._text
+        if self._status is not None:
+            self._status.update(line)
+            self._status.start()
+        elif now - self._printed >= _REPEAT:
+            self._printed = now
+            self._errors.print(line, style="dim")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            self._show(asyncio.get_running_loop().time())
