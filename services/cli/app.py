@@ -34,7 +34,7 @@ from services.cli.launch.run import Run
 from services.cli.launch.run_lock import UnusableFolder
 from services.cli.printable import printable
 from services.cli.settings import ClientSettings
-from services.cli.stories.command import run_stories
+from services.cli.stories.command import Output, run_stories
 from services.cli.stories.story import select_stories
 from services.cli.terminal import console, errors
 from shared.errors import Local2Error
@@ -195,7 +195,8 @@ def stories(
 
     async def work() -> int:
         async with Api(ClientSettings.load("cli")) as api:
-            return await run_stories(api, chosen, named=bool(names), verbose=verbose, as_json=as_json, console=console)
+            output = Output(console, errors, verbose, as_json)
+            return await run_stories(api, chosen, named=bool(names), output=output)
 
     raise typer.Exit(asyncio.run(work()))
 

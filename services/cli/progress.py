@@ -7,12 +7,15 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from services.cli.printable import printable
 from services.cli.terminal import Terminal
 
 # Seconds between the updates at a terminal, and between lines of the same step elsewhere.
 _TICK, _REPEAT = 1.0, 10.0
-# A step that has lasted for less is shown without its seconds.
-_SHORT = 1.0
 
 
 class Progress:
@@ -23,8 +26,9 @@ class Progress:
     """
 
     def __init__(self, console: Terminal, errors: Terminal) -> None:
-        shown = next((one for one in (console, errors) if one.is_terminal), None)
-        self._status = shown.status("") if shown else None
+        terminal = next((one for one in (console, errors) if one.is_terminal and not one.is_dumb_terminal), None)
+        self._spinner = Spinner("dots")
+        self._live = Live(self._spinner, console=terminal, transient=True, refresh_per_second=8) if terminal else None
         self._errors = errors
         self._text = self._step = ""
         self._since = self._printed = 0.0
@@ -54,17 +58,18 @@ class Progress:
     def pause(self) -> None:
         """Remove the line at the terminal, for other output; the next call brings it back."""
         self._text = self._step = ""
-        if self._status is not None:
-            self._status.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def _show(self, now: float) -> None:
         if not self._text:
             return
-        seconds = now - self._since
-        line = f"{self._text} ({seconds:.0f} s)" if seconds >= _SHORT else self._text
-        if self._status is not None:
-            self._status.update(line)
-            self._status.start()
+        seconds = round(now - self._since)
+        line = Text(printable(f"{self._text} ({seconds} s)" if seconds else self._text))
+        if self._live is not None:
+            self._spinner.update(text=line)
+            self._live.start()
+            self._live.refresh()
         elif now - self._printed >= _REPEAT:
             self._printed = now
             self._errors.print(line, style="dim")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -12,22 +13,35 @@ from rich.text import Text
 
 from services.cli.api import Api
 from services.cli.printable import printable
+from services.cli.progress import Progress
 from services.cli.stories.runner import StoryReport, live_participants, run_story
 from services.cli.stories.story import Story
 from services.cli.terminal import Terminal
 
 
-async def run_stories(
-    api: Api, stories: Sequence[Story], *, named: bool, verbose: bool, as_json: bool, console: Terminal
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a run of stories is printed: the report to `console`, the progress to a terminal or to `errors`."""
+
+    console: Terminal
+    errors: Terminal
+    verbose: bool = False
+    as_json: bool = False
+
+
+async def run_stories(api: Api, stories: Sequence[Story], *, named: bool, output: Output) -> int:
     """The exit code: 1 when a check failed, when nothing could be run, or when a story asked for by name could not."""
-    live = await live_participants(api)
+    console, as_json = output.console, output.as_json
     reports = []
-    for story in stories:
-        report = await run_story(api, story, live)
-        reports.append(report)
-        if not as_json:
-            _print_story(report, verbose, console)
+    async with Progress(console, output.errors) as progress:
+        progress("waiting for the participants")
+        live = await live_participants(api)
+        for story in stories:
+            report = await run_story(api, story, live, progress)
+            reports.append(report)
+            progress.pause()
+            if not as_json:
+                _print_story(report, output.verbose, console)
     if as_json:
         sys.stdout.write(json.dumps([dumped(report) for report in reports], ensure_ascii=False, indent=2) + "\n")
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,9 @@ PUBLISHED_WITHIN = 5.0
 _LOOK = 0.2
 # So many seconds a participant that has been there may take to be back.
 _BACK = 15.0
+
+# Takes a sentence about what is waited for.
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,14 @@ async def live_participants(api: Api) -> set[str]:
         await asyncio.sleep(_LOOK)
 
 
-async def run_story(api: Api, story: Story, live: set[str]) -> StoryReport:
-    """Tries a story. What goes wrong on the way is a failed check, not an exception.
+def _silent(_text: str) -> None:
+    pass
 
-    Raises ApiError when the key may not do what a story needs.
+
+async def run_story(api: Api, story: Story, live: set[str], say: Say = _silent) -> StoryReport:
+    """Try a story. What goes wrong on the way is a failed check, not an exception.
+
+    say: called with the turn and what it waits for. Raises ApiError when the key may not do what a story needs.
     """
     missing = [name for name in story.requires if name not in live]
     if missing:
@@ -73,13 +81,14 @@ async def run_story(api: Api, story: Story, live: set[str]) -> StoryReport:
     events: list[str] = []
     session = ""
     loop = asyncio.get_running_loop()
-    for turn in story.turns:
+    for number, turn in enumerate(story.turns, 1):
         session = session if turn.session == "same" else str(uuid.uuid4())
         began = loop.time()
         checks = [*turn.response_generation_checks, *story.response_generation_checks]
         whole = turn.model_copy(update={"response_generation_checks": list(dict.fromkeys(checks))})
+        where = f"{story.id}, turn {number} of {len(story.turns)}: waiting for"
         try:
-            seen = await observe(api, whole, session)
+            seen = await observe(api, whole, session, lambda what, where=where: say(f"{where} {what}"))
         except ApiError as exc:
             if exc.status in (401, 403):
                 # No story can be checked with this key: that is no fault of the answers.
@@ -96,12 +105,13 @@ async def run_story(api: Api, story: Story, live: set[str]) -> StoryReport:
     return StoryReport(story, reports)
 
 
-async def observe(api: Api, turn: Turn, session: str) -> Seen:
-    """Asks the turn's query and collects what its checks look at. Raises ApiError."""
+async def observe(api: Api, turn: Turn, session: str, say: Say) -> Seen:
+    """Ask the turn's query and collect what its checks look at. Raises ApiError."""
     body: dict[str, Any] = {"query": turn.query, "session_id": session}
     for name in ("mode", "personas", "rounds"):
         if (value := getattr(turn, name)) is not None:
             body[name] = value
+    say("the answer")
     async with BusTap(api) as tap:
         reply = await api.post("/query", body, timeout=QUERY_TIMEOUT)
         query_id = str(reply["query_id"])
@@ -119,15 +129,27 @@ async def observe(api: Api, turn: Turn, session: str) -> Seen:
 
         respondents = len(turn.respondents)
         within = PUBLISHED_WITHIN if respondents == 1 else QUERY_TIMEOUT
+        say("the messages on the bus" if respondents == 1 else "the answer of respondent B")
         await tap.wait_for(told, PUBLISHED_WITHIN)
         await published(RESPONSE_GENERATION.name, respondents, within)
         if turn.critique:
+            say(f"the judge's grade, {turn.critique.within:g} s at most")
             await published(CRITIQUE_RESULT.name, respondents, turn.critique.within)
         if turn.pairwise:
+            say(f"the judge's comparison, {turn.pairwise.within:g} s at most")
             await published(PAIRWISE_RESULT.name, 1, turn.pairwise.within)
-        engrams = await _engrams(api, turn.engrams, seen()) if turn.engrams else []
-        dpo = await _dpo(api, turn.preferences, query_id) if turn.preferences else []
-        facts = await _facts(api, turn.facts) if turn.facts else []
+        engrams: list[dict[str, Any]] = []
+        dpo: list[dict[str, Any]] = []
+        facts: list[str] = []
+        if turn.engrams:
+            say(f"memory, {turn.engrams.within:g} s at most")
+            engrams = await _engrams(api, turn.engrams, seen())
+        if turn.preferences:
+            say(f"the export of preferences, {turn.preferences.within:g} s at most")
+            dpo = await _dpo(api, turn.preferences, query_id)
+        if turn.facts:
+            say(f"knowledge, {turn.facts.within:g} s at most")
+            facts = await _facts(api, turn.facts)
         return seen(engrams=engrams, dpo=dpo, facts=facts)
 
 

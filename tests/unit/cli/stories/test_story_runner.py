@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from services.cli.api import Api, ApiError
-from services.cli.stories.command import run_stories
+from services.cli.stories.command import Output, run_stories
 from services.cli.stories.story import parse_story
+from services.cli.terminal import Terminal
 
 STORY = """
 id: T1
@@ -63,13 +63,26 @@ def playing(loopback_gateway: Any, json_answer: Callable[..., bytes], event_head
     return loopback_gateway
 
 
+class Screen(io.StringIO):
+    """A terminal whose text can be read."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 async def outcome(gateway: Any, *texts: str, named: bool = False) -> tuple[int, str]:
     out = io.StringIO()
+    return await shown(gateway, *texts, named=named, out=out, err=io.StringIO()), out.getvalue()
+
+
+async def shown(
+    gateway: Any, *texts: str, named: bool = False, out: io.StringIO, err: io.StringIO, as_json: bool = False
+) -> int:
+    """The exit code of these stories, whose report goes to `out` and whose progress to the terminal or to `err`."""
     stories = [parse_story(text, "t.yaml", {}) for text in texts]
     async with Api(gateway.settings()) as api:
-        console = Console(file=out, width=120)
-        code = await run_stories(api, stories, named=named, verbose=True, as_json=False, console=console)
-    return code, out.getvalue()
+        output = Output(Terminal(file=out, width=120), Terminal(file=err), verbose=True, as_json=as_json)
+        return await run_stories(api, stories, named=named, output=output)
 
 
 async def test_a_story_whose_checks_hold_passes_and_goes_on_in_its_session(playing: Any) -> None:
@@ -178,3 +191,38 @@ async def test_a_message_that_no_stream_had_fails_the_story(playing: Any, json_a
     assert code == 1
     assert "✗ event_log is what crossed the bus" in text
     assert "tool.request.x" in text
+
+
+STEPS = ["T1, turn 1 of 2: waiting for the answer", "T1, turn 2 of 2: waiting for the answer"]
+
+
+async def test_stories_in_a_pipe_print_each_step_to_standard_error(playing: Any) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    assert await shown(playing, STORY.replace("EXPECTED", "answer"), out=out, err=err) == 0
+    lines = err.getvalue().splitlines()
+    assert [line for line in lines if line in STEPS] == STEPS
+    assert "waiting for" not in out.getvalue()
+
+
+async def test_stories_at_a_terminal_show_the_step_in_its_line(playing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # as in a terminal, whatever this test itself runs in
+    monkeypatch.setenv("TERM", "xterm")
+    screen, err = Screen(), io.StringIO()
+    assert await shown(playing, STORY.replace("EXPECTED", "answer"), out=screen, err=err) == 0
+    assert all(step in screen.getvalue() for step in STEPS)
+    assert err.getvalue() == ""
+
+
+async def test_a_long_wait_repeats_the_step_with_its_seconds(playing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = playing.play
+
+    async def slow(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.path == "/query":
+            await asyncio.sleep(1.6)
+        await usual(heard, writer)
+
+    playing.play = slow
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    await shown(playing, STORY.replace("EXPECTED", "answer"), out=screen, err=io.StringIO())
+    assert f"{STEPS[0]} (1 s)" in screen.getvalue() or f"{STEPS[0]} (2 s)" in screen.getvalue()
