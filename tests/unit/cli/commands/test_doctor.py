@@ -181,6 +181,78 @@ async def test_what_the_running_stack_says_of_its_model_counts(
     )
 
 
+class Stack:
+    """The answers of a gateway that runs, by path; a path that it does not know is a 404."""
+
+    def __init__(self, json_answer: Callable[..., bytes], **more: Any) -> None:
+        self._json = json_answer
+        model = {"ok": True, "backend": "openai", "model": "big:70b", "demo": False}
+        facts: dict[str, dict[str, Any]] = {
+            "generator": {"server": "http://gpu-box:8000"},
+            "memory": {"embedding_model": "e5", "embedding_in_use": "e5", "embedding_ok": True},
+            "critic": {"model": "judge:7b", "backend": "openai", "backend_ok": True},
+            "web_search": {},
+            **more.pop("facts", {}),
+        }
+        rows = [{"name": name, "replicas": [{"facts": one}]} for name, one in facts.items() if one is not None]
+        values = {"provider": "mock", "searxng_url": "http://search:8080", **more.pop("search", {})}
+        parts = {"bus": {"ok": True}, "model": model, **more.pop("parts", {})}
+        self.answers: dict[str, tuple[Any, int]] = {
+            "/health": ({"status": "ok"}, 200),
+            "/ready": ({"status": "x", "parts": parts}, 200 if all(p["ok"] for p in parts.values()) else 503),
+            "/participants": ({"participants": rows}, 200),
+            "/participants/web_search/settings": ({"values": values}, 200),
+            "/tools/web_search/call": ({"result": "", "error": more.pop("error", None)}, 200),
+        }
+        if more.pop("role", "admin") == "user":
+            refusal = {"error": {"code": "forbidden", "message": "administrators only"}}
+            self.answers["/participants/web_search/settings"] = (refusal, 403)
+            presence = [{"name": name, "replicas": [{"state": "ready"}]} for name in facts]
+            self.answers["/participants"] = ({"participants": presence}, 200)
+
+    async def play(self, heard: Any, writer: Any) -> None:
+        value, status = self.answers.get(heard.path.partition("?")[0], ({}, 404))
+        writer.write(self._json(value, status))
+
+
+@pytest.mark.parametrize(
+    ("stack", "about", "level", "text"),
+    [
+        ({}, "web search", "note", "the running stack searches by mock: canned hits"),
+        ({"search": {"provider": "brave"}}, "web search", "ok", "the running stack searches by brave"),
+        ({"search": {"provider": "searxng"}}, "web search", "ok", "by SearXNG at http://search:8080"),
+        ({"search": {"provider": "searxng"}, "error": "no answer"}, "web search", "note", "asks SearXNG: no answer"),
+        ({"facts": {"web_search": None}}, "web search", "note", "no web_search of the running stack is there"),
+        ({"role": "user"}, "web search", "note", "for an administrator's key only"),
+        ({}, "model", "ok", "the running stack answers with big:70b"),
+        ({}, "redis", "ok", "the bus of the running stack answers"),
+        ({"parts": {"bus": {"ok": False, "reason": "full"}}}, "redis", "missing", "the running stack: full"),
+        ({}, "embedding model", "ok", "memory of the running stack uses e5"),
+        (
+            {"facts": {"memory": {"embedding_model": "e5", "embedding_ok": False, "degraded": "e5: 404"}}},
+            "embedding model", "note", "memory of the running stack: e5: 404",
+        ),
+        ({}, "judge", "ok", "the critic of the running stack grades with judge:7b (openai)"),
+        (
+            {"facts": {"critic": {"model": "j", "backend_ok": False, "backend_reason": "away"}}},
+            "judge", "note", "waits for j: away",
+        ),
+    ],
+)  # fmt: skip
+async def test_doctor_asks_the_running_stack_first(
+    tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes], stack: dict[str, Any], about: str,
+    level: str, text: str,
+) -> None:  # fmt: skip
+    loopback_gateway.play = Stack(json_answer, **stack).play
+    # nothing of what this environment names is there
+    here = world(tmp_path, client=loopback_gateway.settings(data_dir=tmp_path), redis_url="redis://127.0.0.1:9/0")
+    found = await examine(here)
+    (one,) = [finding for finding in found if finding.about == about]
+    assert one.level == level
+    assert text in one.text
+    assert not any("127.0.0.1:9" in finding.text for finding in found)
+
+
 def ollama_says(*models: str) -> dict[str, Any]:
     return {"models": [{"name": name, "model": name} for name in models]}
 
@@ -276,10 +348,15 @@ async def test_while_the_demonstration_model_answers_an_ollama_that_is_there_is_
     loopback_gateway.play = play
     client = loopback_gateway.settings(data_dir=tmp_path)
     async with ScriptedModelServer() as server:
-        there = await doctor.running_model(world(tmp_path, client=client, model=ModelWish(ollama_host=server.url)))
-    away = await doctor.running_model(world(tmp_path, client=client, model=ModelWish(ollama_host=NOWHERE)))
-    assert there is not None
-    assert away is not None
+        (there,) = [
+            found
+            for found in await examine(world(tmp_path, client=client, model=ModelWish(ollama_host=server.url)))
+            if found.about == "model"
+        ]
+    found = await examine(world(tmp_path, client=client, model=ModelWish(ollama_host=NOWHERE)))
+    (away,) = [one for one in found if one.about == "model"]
+    # the demonstration model has a server of its own
+    assert "ollama" not in {one.about for one in found}
     assert there.remedy.startswith("Ollama is there now: stop local2 run (Ctrl-C) and start it again")
     assert away.remedy.startswith("start it with: ollama serve; then stop local2 run")
 
