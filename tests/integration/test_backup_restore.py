@@ -135,7 +135,7 @@ async def test_merge_keeps_what_is_there_and_adds_what_is_missing(source: Place,
     await target.ask("another", "own")
     done = await target.local2("restore", "--merge", str(file))
     assert done.exit_code == 0, done.output
-    assert "sessions: 1 restored, 5 were there already" in done.output
+    assert "sessions: 1 restored, 5 already there" in done.output
     async with client(target.site.url, keys["ann"]) as ann:
         assert len((await ann.get("/sessions/ann-0")).json()["turns"]) == 4
         assert len((await ann.get("/sessions/ann-1")).json()["turns"]) == 3

@@ -60,13 +60,13 @@ async def test_an_export_is_shown_first_then_taken_in_and_the_second_time_change
 
     shown = await stack.local2("import", "openwebui", str(path))
     assert shown.exit_code == 0, shown.output
-    assert "2 conversations with 3 turns, 1 memories" in shown.output
+    assert "2 conversations with 3 turns, 1 memory" in shown.output
     assert await everything(stack) == ([], [])
 
     taken = await stack.local2("import", "openwebui", str(path), "--write")
     assert taken.exit_code == 0, taken.output
-    assert "sessions: 2 added or longer (3 turns), 0 were there" in taken.output
-    assert "memories: 4 added, 0 were there" in taken.output
+    assert "sessions: 2 added or longer (3 turns), 0 already there" in taken.output
+    assert "memories: 4 added, 0 already there" in taken.output
     sessions, memories = await everything(stack)
     tea, boats = sessions
     assert [(one["session_id"], one["title"], one["created"], one["updated"]) for one in sessions] == [
@@ -87,8 +87,8 @@ async def test_an_export_is_shown_first_then_taken_in_and_the_second_time_change
     }
 
     again = await stack.local2("import", "openwebui", str(path), "--yes")
-    assert "sessions: 0 added or longer (0 turns), 2 were there" in again.output
-    assert "memories: 0 added, 4 were there" in again.output
+    assert "sessions: 0 added or longer (0 turns), 2 already there" in again.output
+    assert "memories: 0 added, 4 already there" in again.output
     assert await everything(stack) == (sessions, memories)
 
 
@@ -100,7 +100,7 @@ async def test_a_longer_conversation_is_added_to_and_another_branch_of_it_change
     await stack.local2("import", "openwebui", str(path), "--write", "--no-memories")
     path.write_text(json.dumps([chat("boats", *BOATS)]))
     longer = await stack.local2("import", "openwebui", str(path), "--write", "--no-memories")
-    assert "1 added or longer (1 turns)" in longer.output
+    assert "1 added or longer (1 turn)" in longer.output
     sessions, memories = await everything(stack)
     assert [turn["query"] for turn in sessions[0]["turns"]] == [turn[0] for turn in BOATS]
     assert memories == []

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.answer_view import AnswerView
+from services.cli.counted import counted
 from services.cli.launch.readiness import reasons
 from services.cli.printable import printable
 from services.cli.sending import UnreadableFile, send
@@ -61,7 +62,7 @@ class Committee:
 
     def __str__(self) -> str:
         who = ", ".join(self.personas) if self.personas else "whoever the settings name"
-        return f"committee: {who}" + (f", {self.rounds} rounds" if self.rounds else "")
+        return f"committee: {who}" + (f", {counted(self.rounds, 'round')}" if self.rounds else "")
 
 
 async def ask(

@@ -13,6 +13,7 @@ import orjson
 import typer
 
 from services.cli.api import Api, ApiError, unreachable
+from services.cli.counted import counted
 from services.cli.progress import Progress
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
@@ -110,7 +111,7 @@ def restore(
         errors.print(f"{name}: not in this file", style="yellow")
 
 
-_WORDS = (("written", "restored"), ("kept", "were there already"), ("skipped", "left out"))
+_WORDS = (("written", "restored"), ("kept", "already there"), ("skipped", "left out"))
 
 
 def _examined(file: Path) -> Summary:
@@ -173,8 +174,20 @@ async def _pieces(file: Path) -> AsyncIterator[bytes]:
             yield piece
 
 
+# What the records of a section are.
+_THINGS = {
+    "settings": ("participant's settings", "participants' settings"),
+    "sessions": ("session", "sessions"),
+    "memories": ("memory", "memories"),
+    "files": ("file", "files"),
+    "preferences": ("preference", "preferences"),
+    "knowledge": ("fact", "facts"),
+    "keys": ("key", "keys"),
+}
+
+
 def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{number:,} {name}" for name, number in counts.items())
+    return ", ".join(counted(number, *_THINGS.get(name, (name, name))) for name, number in counts.items())
 
 
 def _say(text: str) -> None:

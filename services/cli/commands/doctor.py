@@ -22,6 +22,7 @@ import psutil
 from services.cli.commands.findings import Finding
 from services.cli.commands.repair import damages
 from services.cli.commands.running_stack import RunningStack, examine_running, running_stack
+from services.cli.counted import counted
 from services.cli.launch.models import has_model
 from services.cli.launch.probes import port_state, redis_version, searxng_trouble, writable
 from services.cli.launch.readiness import reasons
@@ -126,7 +127,8 @@ async def machine(_world: World) -> list[Finding]:
         Finding(
             "machine",
             "ok",
-            f"{os.cpu_count()} processors, {_gib(memory.available)} of {_gib(memory.total)} GiB memory free",
+            f"{counted(os.cpu_count() or 1, 'processor')}, "
+            f"{_gib(memory.available)} of {_gib(memory.total)} GiB memory free",
         ),
     ]
 
@@ -336,7 +338,7 @@ async def _ollama(world: World) -> list[Finding]:
                 version = await admin.version() or "(unknown)"
         except ModelError as exc:
             return [*findings, *_without_ollama(wish, exc)]
-        findings.append(Finding("ollama", "ok", f"version {version} at {url}, {len(there)} models"))
+        findings.append(Finding("ollama", "ok", f"version {version} at {url}, {counted(len(there), 'model')}"))
         for name in sorted(there, key=lambda n: not has_model([n], wish.model))[:MOST_MODELS]:
             used = has_model([name], wish.model)
             try:
@@ -387,7 +389,7 @@ def known(facts: ModelFacts) -> str:
     can = facts.abilities or frozenset()
     said = [
         f"window {facts.window:,} tokens" if facts.window else "",
-        f"{facts.slots} answers at a time" if facts.slots else "",
+        f"{counted(facts.slots, 'answer')} at a time" if facts.slots else "",
         f"can: {', '.join(sorted(can - {'chat'}))}" if can - {"chat"} else "",
     ]
     words = "; ".join(part for part in said if part)

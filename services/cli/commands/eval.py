@@ -23,6 +23,7 @@ from pydantic import SecretStr
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands import eval_answers
 from services.cli.commands.eval_data import DEPTH, Conversation, DataSet, Measures, Turn, load, report
+from services.cli.counted import counted
 from services.cli.printable import printable
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
@@ -59,7 +60,7 @@ def memory(
         print(json.dumps({**measures.row(), "questions": len(data.questions), "p50_ms": round(milliseconds, 1)}))
         return
     console.print(report(file.stem, {"this stack": measures}))
-    console.print(f"\n{len(data.questions)} questions, median {milliseconds:.0f} ms")
+    console.print(f"\n{counted(len(data.questions), 'question')}, median {milliseconds:.0f} ms")
 
 
 @app.command("answers")
@@ -104,7 +105,7 @@ async def measure(
         for user in data.users():
             api = await stack.enter_async_context(_new_user(settings, admin))
             talks = [talk for talk in data.conversations if talk.user == user]
-            progress(f"{user}: importing {sum(len(talk.turns) for talk in talks)} turns")
+            progress(f"{user}: importing {counted(sum(len(talk.turns) for talk in talks), 'turn')}")
             places = await _import(api, talks)
 
             async def ask(query: str, api: Api = api) -> tuple[list[dict[str, Any]], float]:
@@ -114,7 +115,7 @@ async def measure(
                     return found, time.perf_counter() - began
 
             questions = [question for question in data.questions if question.user == user]
-            progress(f"{user}: {len(questions)} questions")
+            progress(f"{user}: {counted(len(questions), 'question')}")
             for question, (hits, took) in zip(
                 questions, await asyncio.gather(*(ask(one.query) for one in questions)), strict=True
             ):
@@ -178,7 +179,9 @@ async def _import(api: Api, talks: Sequence[Conversation]) -> dict[tuple[str, in
             timeout=IMPORT_TIMEOUT,
         )
         if answer["imported"] != len(part):
-            raise ApiError("import", f"{answer['imported']} of {len(part)} turns were imported: {answer.get('errors')}")
+            raise ApiError(
+                "import", f"imported {answer['imported']} of {counted(len(part), 'turn')}: {answer.get('errors')}"
+            )
     return places
 
 

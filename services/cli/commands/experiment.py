@@ -11,6 +11,7 @@ from rich.text import Text
 
 from services.cli.api import ApiError, rows
 from services.cli.commands.operate import AsJson, print_json, with_api
+from services.cli.counted import counted
 from services.cli.printable import printable
 from services.cli.terminal import console
 
@@ -128,9 +129,11 @@ def verdict(result: dict[str, Any]) -> str:
     tally = f"{result['wins']} won, {result['ties']} tied, {result['losses']} lost"
     if result["share"] is None:
         return f"not yet decided: {tally}"
-    counted = f"{tally} in {result['conversations']} conversations; B wins {result['share']:.0%} of those decided "
-    counted += f"[{result['low']:.0%} – {result['high']:.0%}]"
+    basis = (
+        f"{tally} in {counted(result['conversations'], 'conversation')}; B wins {result['share']:.0%} of those decided "
+    )
+    basis += f"[{result['low']:.0%} – {result['high']:.0%}]"
     if result["decision"] != "not yet":
-        return f"B is {result['decision']} (since verdict {result['decided_at']}): {counted}"
-    more = "" if result["more"] is None else f"; about {result['more']} conversations more, if it stays so"
-    return f"not yet decided: {counted}{more}"
+        return f"B is {result['decision']} (since verdict {result['decided_at']}): {basis}"
+    more = "" if result["more"] is None else f"; about {counted(result['more'], 'conversation')} more, if it stays so"
+    return f"not yet decided: {basis}{more}"

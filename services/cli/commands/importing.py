@@ -13,6 +13,7 @@ import typer
 
 from services.cli.api import Api, ApiError
 from services.cli.commands.operate import with_api
+from services.cli.counted import counted
 from services.cli.imports import chatgpt, letta, openwebui
 from services.cli.imports.files import documents
 from services.cli.imports.talks import Found, Note, Talk
@@ -65,18 +66,19 @@ def _found(path: Path, names: Sequence[str], read: Callable[[str, Any, Found], N
 
 
 def _bring_in(found: Found, write: bool, memories: bool) -> None:
-    _say(f"{len(found.talks)} conversations with {found.turns} turns, {len(found.notes)} memories")
+    talks, turns = counted(len(found.talks), "conversation"), counted(found.turns, "turn")
+    _say(f"{talks} with {turns}, {counted(len(found.notes), 'memory', 'memories')}")
     for what, count in sorted(found.left_out.items()):
         if count:
-            _say(f"  left out: {count} {what}")
+            _say(f"  left out: {what}: {count:,}")
     if not write:
         _say("nothing was changed; --write takes it in")
         return
-    states, turns, lines = with_api(lambda api: _write(api, found, memories))
-    _say(f"sessions: {states['added']} added or longer ({turns} turns), {states['there']} were there")
+    states, added, lines = with_api(lambda api: _write(api, found, memories))
+    _say(f"sessions: {states['added']} added or longer ({counted(added, 'turn')}), {states['there']} already there")
     if states["different"]:
         _say(f"  left as they are, because they differ from what was imported before: {states['different']}")
-    _say(f"memories: {lines['new']} added, {lines['there']} were there")
+    _say(f"memories: {lines['new']} added, {lines['there']} already there")
 
 
 async def _write(api: Api, found: Found, memories: bool) -> tuple[Counter[str], int, Counter[str]]:
@@ -140,7 +142,9 @@ async def _remember(api: Api, lines: Sequence[dict[str, Any]]) -> Counter[str]:
         headers = {"content-type": "application/x-ndjson"}
         answer = await api.call("POST", "/memory/import", content=content, headers=headers, timeout=_SECONDS)
         if answer["failed"]:
-            raise ApiError("import", f"memory refused {answer['failed']} lines: {answer['errors'][0]['message']}")
+            raise ApiError(
+                "import", f"memory refused {counted(answer['failed'], 'line')}: {answer['errors'][0]['message']}"
+            )
         taken += Counter(new=answer["imported"] - answer["there"], there=answer["there"])
     return taken
 

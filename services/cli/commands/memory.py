@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.operate import AsJson, Limit, print_json, save_lines, with_api
+from services.cli.counted import counted
 from services.cli.printable import printable
 from services.cli.terminal import console
 from services.cli.times import ago
@@ -130,7 +131,7 @@ def delete(
         elif not typer.confirm("Forget your whole memory, without an export?"):
             raise typer.Exit(1)
         count = with_api(lambda api: api.delete("/memory?everything=true"))["deleted"]
-        console.print(f"forgot {count} engrams")
+        console.print(f"forgot {counted(count, 'engram')}")
         return
     for engram_id in engram_ids or ():
         path = f"/memory/engrams/{quote(engram_id, safe='')}"

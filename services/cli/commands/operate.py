@@ -14,6 +14,7 @@ from rich.table import Table
 
 from services.cli.api import Api, ApiError, rows, unreachable
 from services.cli.commands.ask import sessions_table
+from services.cli.counted import counted
 from services.cli.printable import printable
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
@@ -66,7 +67,7 @@ def save_lines(path: str, out: Path | None) -> None:
                 async for part in response.aiter_bytes():
                     file.write(part)
                     count += part.count(b"\n")
-            errors.print(f"{count} rows in {out}")
+            errors.print(f"{counted(count, 'row')} in {out}")
 
     with_api(read)
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from services.cli.api import Api, ApiError, unreachable
 from services.cli.commands.operate import AsJson, export, print_json, with_api
+from services.cli.counted import counted
 from services.cli.printable import printable
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
@@ -43,14 +44,16 @@ def leaderboard(
     judge = shown["judge"]
     if judge["disagreement"] is not None:
         console.print(
-            f"the two orders disagree in {judge['disagreement']:.0%} of {judge['comparisons']} comparisons; "
+            f"the two orders disagree in {judge['disagreement']:.0%} of {counted(judge['comparisons'], 'comparison')}; "
             f"standing first is worth {judge['bias']:+.2f} [{judge['bias_low']:+.2f}, {judge['bias_high']:+.2f}]",
         )  # fmt: skip
     _ranking("By people", shown["people"])
     agreed = board["agreement"]
     if intent is None and agreed["share"] is not None:
         beyond = "" if agreed["kappa"] is None else f", kappa {agreed['kappa']:.2f}"
-        console.print(f"judge and people agree on {agreed['share']:.0%} of {agreed['cases']} answers{beyond}")
+        console.print(
+            f"judge and people agree on {agreed['share']:.0%} of {counted(agreed['cases'], 'answer')}{beyond}"
+        )
 
 
 def judge(as_json: AsJson = False) -> None:
@@ -161,7 +164,7 @@ def _write(params: dict[str, Any], out: Path | None) -> None:
     else:
         with whole_file(out) as file:
             rows, why = asyncio.run(_download(params, file))
-        errors.print(f"{rows} rows in {out}")
+        errors.print(f"{counted(rows, 'row')} in {out}")
     if why:
         errors.print(printable(why))
 

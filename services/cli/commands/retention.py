@@ -10,6 +10,7 @@ from rich.table import Column, Table
 
 from services.cli.api import ApiError, rows
 from services.cli.commands.operate import AsJson, print_json, with_api
+from services.cli.counted import counted
 from services.cli.printable import printable
 from services.cli.terminal import console, errors
 
@@ -33,7 +34,7 @@ def show(
     if as_json:
         print_json(found)
         return
-    would = "would go now" if days is None else f"would go after {days} days"
+    would = "would go now" if days is None else f"would go after {counted(days, 'day')}"
     table = Table("kind", Column("kept", justify="right"), "oldest", "kept for", Column(would, justify="right"))
     for kind in rows(found, "kinds"):
         table.add_row(
@@ -69,4 +70,4 @@ def _day(ms: int | None) -> str:
 
 
 def _days(days: int) -> str:
-    return "ever" if not days else "1 day" if days == 1 else f"{days} days"
+    return counted(days, "day") if days else "ever"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from services.cli.counted import counted
 from services.cli.launch.redis_servers import EmbeddedRedisError, Version
 from services.cli.typed import typed
 from shared.participant import kept as stores
@@ -175,7 +176,7 @@ def repair(data_dir: Path, readable: Callable[[], int | None]) -> list[str]:
             continue
         lost = _copied(attempt, folder)
         if (keys := readable()) is not None:
-            said.append(f"{keys} keys are there again")
+            said.append(f"there again: {counted(keys, 'key')}")
             said += [f"lost: {part.path.name} after byte {end} of {of}" for part, end, of in lost]
             return said
         shutil.rmtree(folder, ignore_errors=True)

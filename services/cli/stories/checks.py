@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from services.cli.counted import counted
 from services.cli.stories.bus_tap import BusMessage
 from services.cli.stories.story import (
     AnyOf,
@@ -229,7 +230,9 @@ def _uses_result(turn: Turn, seen: Seen) -> Outcome:
     texts = [result.partition("Extracted text:")[2] or result for result in results]
     shared = (_words(" ".join(texts)) - known) & _words(seen.answer)
     enough = len(shared) >= SHARED_WORDS
-    return Outcome(f"the answer uses the result of {tool}", enough, f"{len(shared)} words in common: {sorted(shared)}")
+    return Outcome(
+        f"the answer uses the result of {tool}", enough, f"{counted(len(shared), 'word')} in common: {sorted(shared)}"
+    )
 
 
 def _words(text: str) -> set[str]:
@@ -294,7 +297,7 @@ def _engrams(check: EngramCheck, seen: Seen) -> Iterator[Outcome]:
 
 def _preferences(check: PreferenceCheck, seen: Seen) -> Outcome:
     rows = len(seen.dpo)
-    return Outcome(f"{check.dpo} rows of the query in the DPO export", rows == check.dpo, f"rows: {rows}")
+    return Outcome(f"{counted(check.dpo, 'row')} of the query in the DPO export", rows == check.dpo, f"rows: {rows}")
 
 
 def _deliberations(check: DeliberationCheck, seen: Seen) -> Outcome:

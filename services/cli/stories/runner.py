@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from services.cli.api import QUERY_TIMEOUT, Api, ApiError, rows
@@ -62,6 +63,10 @@ async def live_participants(api: Api) -> set[str]:
         await asyncio.sleep(_LOOK)
 
 
+def _waiting(say: Say, where: str, what: str) -> None:
+    say(f"{where}: waiting for {what}")
+
+
 def _silent(_text: str) -> None:
     pass
 
@@ -86,9 +91,9 @@ async def run_story(api: Api, story: Story, live: set[str], say: Say = _silent) 
         began = loop.time()
         checks = [*turn.response_generation_checks, *story.response_generation_checks]
         whole = turn.model_copy(update={"response_generation_checks": list(dict.fromkeys(checks))})
-        where = f"{story.id}, turn {number} of {len(story.turns)}: waiting for"
+        where = f"{story.id}, turn {number} of {len(story.turns)}"
         try:
-            seen = await observe(api, whole, session, lambda what, where=where: say(f"{where} {what}"))
+            seen = await observe(api, whole, session, partial(_waiting, say, where))
         except ApiError as exc:
             if exc.status in (401, 403):
                 # No story can be checked with this key: that is no fault of the answers.

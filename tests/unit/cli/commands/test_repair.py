@@ -38,7 +38,7 @@ def test_what_is_damaged_is_named_and_repaired(tmp_path: Path) -> None:
     assert set(named) == {"data of the bus", "preferences"}
     assert dict(damages(tmp_path, embedded=False)).keys() == {"preferences"}
     said = "\n".join(repair(tmp_path, embedded=True))
-    assert "1 keys are there again" in said
+    assert "there again: 1 key" in said
     assert "the database of preferences was damaged" in said
     assert damages(tmp_path, embedded=True) == []
     with EmbeddedRedis(tmp_path / "redis") as server:
