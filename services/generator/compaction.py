@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from services.generator.context import DEFAULT_RATIO, estimate, reserve
+from services.generator.context import DEFAULT_RATIO, Rates, estimate, reserve
 from services.generator.settings import GeneratorSettings
 from shared.bus import order
 from shared.contracts import SESSION_SUMMARISE, Outgoing, SessionSummarise
@@ -90,7 +90,7 @@ def due(
 
 
 def _tokens(turn: Turn, ratio: float) -> int:
-    return estimate(turn.messages(), (), ratio)
+    return estimate(turn.messages(), (), Rates(ratio))
 
 
 def readable(before: Summary | None, turns: Sequence[Turn], most: int) -> Sequence[Turn]:
@@ -109,8 +109,14 @@ def material(before: Summary | None, turns: Sequence[Turn], most: int) -> str:
     room = max(0, most - sum(map(len, parts)))
     # a long text gives way to the others
     share = max(_LEAST_READ, room // max(1, 2 * len(turns)))
-    said = [f"User: {_cut(turn.query, share)}\nAssistant: {_cut(turn.answer, share)}" for turn in turns]
+    said = [
+        f"User: {_attached(turn)}{_cut(turn.query, share)}\nAssistant: {_cut(turn.answer, share)}" for turn in turns
+    ]
     return "\n\n".join([*parts, "=== TURNS ===", *said])
+
+
+def _attached(turn: Turn) -> str:
+    return "".join(f"[attached: {file.get('name', 'a file')}] " for file in turn.attachments)
 
 
 def _cut(text: str, most: int) -> str:

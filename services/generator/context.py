@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
@@ -22,18 +22,54 @@ _MAX_RESERVE = 8_192
 _QUOTED = re.compile(r"(\[untrusted content from [^\n]*\n)(.*)(\n\[end of untrusted content[^\n]*\])", re.DOTALL)
 _LEAST_QUOTED = 400
 _LEFT_OUT_CHARS = 60
-# What an image takes of the window, as if it were text: about a thousand tokens at most models.
-_IMAGE_CHARS = 3_000
+# Tokens of an image until the backend has counted some: 256 in Gemma 3 and 4, 576 in LLaVA 1.5, one for 28 x 28 pixels
+# in Qwen2-VL (1,369 for a square of 1,024), 765 to 1,105 in GPT-4o, at most about 1,600 in Claude, as each documents.
+IMAGE_TOKENS = 1_000
+# What a count may teach of an image: from the smallest of these to the largest of open models at full size.
+_LEAST_IMAGE, _MOST_IMAGE = 256, 4_096
+# Where images take more of a prompt than this, its count says little about the characters of a token.
+_IMAGES_SHARE = 0.25
+# Of the room for a prompt: up to here files of earlier turns are sent again. Older turns are summarised from 0.8 on,
+# so files alone never cause that.
+EARLIER_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How long things are: `ratio` characters per token, `image` tokens per image."""
+
+    ratio: float = DEFAULT_RATIO
+    image: int = IMAGE_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierFile:
+    """A file of an earlier message, which is sent with it again while it fits.
+
+    text: its quoted text. image: as the model port has it. Without both, `line` alone is sent. line: what the model
+    reads in place of the file. unseen: the same, where the server takes no images. left_out: an image that is not
+    loaded, because it cannot fit.
+    """
+
+    id: str
+    name: str
+    line: str
+    unseen: str = ""
+    text: str = ""
+    image: Mapping[str, Any] | None = None
+    left_out: bool = False
 
 
 @dataclass(slots=True)
 class Fitted:
-    """messages: what is sent. dropped: turns left out, oldest first. tokens: estimated length of what is sent."""
+    """messages: what is sent. dropped: turns left out, oldest first. tokens: estimated length of what is sent.
+    left_out: images of earlier turns that are not sent."""
 
     messages: list[Message]
     dropped: int
     kept: int
     tokens: int
+    left_out: list[EarlierFile] = field(default_factory=list)
 
 
 class ContextTooSmall(ValueError):
@@ -42,22 +78,25 @@ class ContextTooSmall(ValueError):
 
 @dataclass(slots=True)
 class Conversation:
-    """system: messages that are never cut. history: turns, oldest first. ratio: characters per token.
+    """system: messages that are never cut. history: turns, oldest first; a message's `files` are `EarlierFile`s.
 
     most: turns that are sent at most; None: as many as fit. kept: turns of the last request. announced: how many
-    left-out turns clients know of. names: the queries of the history's turns; nothing where the client keeps it.
-    summarised: turns before them that the system messages tell of in other words, the last of which is `until`.
+    left-out turns clients know of, and which left-out images. names: the queries of the history's turns; nothing where
+    the client keeps it. summarised: turns before them that the system messages tell of in other words, the last of
+    which is `until`. unseen: images of those turns. sees: whether the server takes images of earlier turns.
     """
 
     system: list[Message]
     history: list[list[Message]]
-    ratio: float = DEFAULT_RATIO
+    rates: Rates = Rates()
     most: int | None = None
     kept: int = 0
-    announced: int = 0
+    announced: tuple[int, frozenset[str]] = (0, frozenset())
     names: Sequence[str] = ()
     summarised: int = 0
     until: str = ""
+    unseen: Sequence[EarlierFile] = ()
+    sees: bool = True
 
     def seen(self, fitted: Fitted) -> dict[str, Any]:
         """What the model sees of the conversation: counts of turns sent, left out and summarised, and which."""
@@ -69,22 +108,92 @@ class Conversation:
         return seen
 
     def fit(self, current: Sequence[Message], tools: Sequence[Mapping[str, Any]], context: int) -> Fitted:
-        """What to send, in a context of so many tokens. Raises ContextTooSmall."""
+        """What to send, in a context of so many tokens: whole turns first, then the files of these turns, newest first.
+        Raises ContextTooSmall."""
         history = self.history if self.most is None else self.history[max(0, len(self.history) - self.most) :]
-        fitted = fit(self.system, history, current, tools, context, self.ratio)
+        bare = [[with_files(message, ()) for message in turn] for turn in history]
+        fitted = fit(self.system, bare, current, tools, context, self.rates)
         self.kept = fitted.kept
         fitted.dropped = len(self.history) - fitted.kept
+        if any("files" in message for turn in self.history for message in turn):
+            self._add_files(fitted, int(EARLIER_SHARE * (context - reserve(context))) - fitted.tokens)
+        fitted.left_out += self.unseen
         return fitted
+
+    def _add_files(self, fitted: Fitted, room: int) -> None:
+        """Put files into the messages of the turns that are sent, newest first, in so many tokens."""
+        for turn in self.history[: fitted.dropped]:
+            fitted.left_out += [one for message in turn for one in message.get("files", ()) if _is_image(one)]
+        place = len(self.system) + sum(len(turn) for turn in self.history[fitted.dropped :])
+        for message in (message for turn in reversed(self.history[fitted.dropped :]) for message in reversed(turn)):
+            place -= 1
+            sent: list[EarlierFile] = []
+            for file in message.get("files", ()):
+                cost = self._cost(file)
+                if cost is not None and cost <= room:
+                    room -= cost
+                    fitted.tokens += cost
+                    sent.append(file)
+                elif _is_image(file):
+                    fitted.left_out.append(file)
+            if "files" in message:
+                fitted.messages[place] = with_files(message, sent, sees=self.sees)
+
+    def _cost(self, file: EarlierFile) -> int | None:
+        """Return the tokens that a file adds to its line; None of a file that cannot be sent."""
+        if file.image is not None:
+            return self.rates.image if self.sees else None
+        return ceil((len(file.text) - len(file.line)) / self.rates.ratio) if file.text else None
+
+    def resends_images(self) -> bool:
+        """Whether images of earlier turns may be sent."""
+        return self.sees and any(
+            one.image is not None for turn in self.history for message in turn for one in message.get("files", ())
+        )
 
     def halve(self) -> bool:
         """Has fewer turns sent than in the last request, half of them; False when there were none."""
         self.most = self.kept // 2
         return self.kept > 0
 
-    def measure(self, sent: int, tokens: int | None) -> bool:
-        """A prompt of `sent` characters was found to have so many tokens; True when they are more than estimated."""
-        before, self.ratio = self.ratio, measured_ratio(sent, tokens) or self.ratio
-        return self.ratio < 0.98 * before
+    def measure(self, sent: int, tokens: int | None, images: int = 0) -> bool:
+        """Learn from a prompt of `sent` characters and some images, in which the server counted so many tokens. True
+        when they are more than estimated."""
+        before = self.rates
+        if images and tokens and before.ratio != DEFAULT_RATIO:
+            each = int((tokens - sent / before.ratio) / images)
+            self.rates = replace(self.rates, image=max(_LEAST_IMAGE, min(_MOST_IMAGE, each)))
+        seen = images * self.rates.image
+        if tokens and seen <= _IMAGES_SHARE * tokens:
+            self.rates = replace(self.rates, ratio=measured_ratio(sent, tokens - seen) or before.ratio)
+        return _length(sent, images, self.rates) > 1.02 * _length(sent, images, before)
+
+
+def _length(sent: int, images: int, rates: Rates) -> float:
+    return sent / rates.ratio + images * rates.image
+
+
+def _is_image(file: EarlierFile) -> bool:
+    """Whether it is an image that the model could have seen."""
+    return file.image is not None or file.left_out
+
+
+def with_files(message: Message, sent: Sequence[EarlierFile], *, sees: bool = True) -> Message:
+    """Return a message of the history as it is sent: with these of its files, and a line for each other one."""
+    if "files" not in message:
+        return message
+    texts: list[str] = []
+    images: list[Mapping[str, Any]] = []
+    for file in message["files"]:
+        if file not in sent:
+            texts.append(file.line if sees or file.image is None else file.unseen)
+        elif file.image is not None:
+            images.append(file.image)
+        else:
+            texts.append(file.text)
+    found = {name: value for name, value in message.items() if name not in ("files", "images")}
+    found["content"] = "\n\n".join([*texts, message["content"]])
+    return {**found, "images": images} if images else found
 
 
 def reserve(num_ctx: int) -> int:
@@ -92,19 +201,24 @@ def reserve(num_ctx: int) -> int:
     return min(_MAX_RESERVE, num_ctx // 4)
 
 
-def estimate(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), ratio: float = DEFAULT_RATIO) -> int:
-    """Tokens of messages and tool schemas, at `ratio` characters per token."""
+def estimate(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), rates: Rates = Rates()) -> int:
+    """Tokens of messages and tool schemas."""
     # rounded up: the sum over parts must not be less than the whole
-    return ceil(characters(messages, tools) / ratio) + _PER_MESSAGE * len(messages)
+    text = ceil(characters(messages, tools) / rates.ratio)
+    return text + _PER_MESSAGE * len(messages) + rates.image * images_in(messages)
+
+
+def images_in(messages: Sequence[Message]) -> int:
+    return sum(len(message.get("images") or ()) for message in messages)
 
 
 def characters(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    """Characters of messages and tool schemas, without images."""
     total = sum(len(tool["function"]["name"]) + len(orjson.dumps(tool)) for tool in tools)
     for message in messages:
         total += len(message.get("content") or "") + len(message.get("thinking") or "")
         if details := message.get("reasoning_details"):
             total += len(orjson.dumps(details))
-        total += _IMAGE_CHARS * len(message.get("images") or ())
         if calls := message.get("tool_calls"):
             total += len(orjson.dumps(calls))
     return total
@@ -124,17 +238,17 @@ def fit(
     current: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
     num_ctx: int,
-    ratio: float = DEFAULT_RATIO,
+    rates: Rates = Rates(),
 ) -> Fitted:
     """Drops the oldest turns until prompt and reserve fit. System prompt, tools and the current query are never cut;
     of the current tool results the longest are, and say so.
 
     history: turns, each a sequence of messages, oldest first. Raises ContextTooSmall.
     """
-    fixed, room = estimate([*system, *current], tools, ratio), num_ctx - reserve(num_ctx)
+    fixed, room = estimate([*system, *current], tools, rates), num_ctx - reserve(num_ctx)
     if (excess := fixed - room) > 0:
-        current = shortened(current, ceil(excess * ratio))
-        fixed = estimate([*system, *current], tools, ratio)
+        current = shortened(current, ceil(excess * rates.ratio))
+        fixed = estimate([*system, *current], tools, rates)
     if fixed >= num_ctx:
         raise ContextTooSmall(
             f"the question, the system prompt and the tool results need about {fixed} tokens, "
@@ -143,13 +257,13 @@ def fit(
     room -= fixed
     kept: list[Sequence[Message]] = []
     for turn in reversed(history):
-        cost = estimate(turn, (), ratio)
+        cost = estimate(turn, (), rates)
         if cost > room:
             break
         room -= cost
         kept.insert(0, turn)
     messages = [*system, *(message for turn in kept for message in turn), *current]
-    tokens = estimate(messages, tools, ratio) if kept else fixed
+    tokens = estimate(messages, tools, rates) if kept else fixed
     return Fitted(messages, len(history) - len(kept), len(kept), tokens)
 
 

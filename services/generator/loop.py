@@ -32,7 +32,8 @@ _ONLY_CALLS = "the model asked for tools until none was left and gave no answer;
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One complete assistant message, as the model gave it. context: tokens of the model's window that it took, and the
-    window. ratio: characters per token, as known after it. reasoning_details: see `shared.llm.port.Finish`."""
+    window. ratio: characters per token, and image_tokens: tokens per image, as known after it. reasoning_details: see
+    `shared.llm.port.Finish`."""
 
     content: str
     thinking: str
@@ -44,6 +45,7 @@ class Reply:
     context: tuple[int, int] = (0, 0)
     ratio: float | None = None
     reasoning_details: Sequence[Mapping[str, Any]] = ()
+    image_tokens: int | None = None
 
     def message(self, calls: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
         """The message as it goes back to the model server within its turn, thoughts included. `calls`: instead of its

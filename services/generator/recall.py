@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.generator.earlier import Form, decided
 from services.generator.grades import LowGrade
 from services.generator.loop import Reply, call_of_message
 from shared.bus import order
@@ -28,7 +29,8 @@ class Recall:
     """replies: by (scope, step), those since included. results and requested (tokens): by call id. states: how many
     transitions were shown.
 
-    low_grade: what the model was told of an earlier answer's grade.
+    low_grade: what the model was told of an earlier answer's grade. earlier: the form in which each file of earlier
+    messages is sent, by id; None: it is not decided.
     unsettled: by speaker the last entry before partial text that no checkpoint covers.
     """
 
@@ -39,6 +41,7 @@ class Recall:
     progress: set[tuple[str, str, int]] = field(default_factory=set)
     notices: set[str] = field(default_factory=set)
     low_grade: LowGrade | None = None
+    earlier: dict[str, Form] | None = None
     unsettled: dict[Speaker, str] = field(default_factory=dict)
     terminal: JournalEntry | None = None
 
@@ -98,6 +101,8 @@ def _take(found: Recall, entry: JournalEntry) -> None:
         case EntryType.PERSONA_WORKING | EntryType.PERSONA_DONE:
             data = entry.value()
             found.progress.add((entry.type, data["persona"], data["round"]))
+        case EntryType.ATTACHMENTS:
+            found.earlier = decided(entry.value())
         case EntryType.NOTICE:
             found.notices.add(entry.value()["code"])
             if entry.value()["code"] == "low_grade":
@@ -126,6 +131,7 @@ def reply_of(data: dict[str, Any]) -> Reply:
         context=(context.get("tokens") or 0, context.get("window") or 0),
         ratio=context.get("ratio"),
         reasoning_details=data.get("reasoning_details") or (),
+        image_tokens=context.get("image_tokens"),
     )
 
 

@@ -11,8 +11,10 @@ from typing import Any
 from services.generator.attachments import Wanted, attached, history_with_files, told_of_images
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.compaction import Past, due
-from services.generator.context import Conversation, split_turns
+from services.generator.context import IMAGE_TOKENS, Conversation, Rates, split_turns
+from services.generator.conversation import Instructions, of_session
 from services.generator.deltas import Beat
+from services.generator.earlier import Earlier, Loader, given_history
 from services.generator.grades import last_low_grade
 from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.identities import Identities, load_identities
@@ -86,7 +88,7 @@ class Finished:
     answer: Answer
     deliberations: list[Deliberation] | None
     options: dict[str, Any]
-    ratio: float
+    rates: Rates
     system: str
     material: str
     past: Past
@@ -160,7 +162,7 @@ class Response:
         answer, deliberations = await self._answer(conversation, question, options)
         material = told_of_images(question) + question["content"].removesuffix(self._query.query)
         return Finished(
-            answer, deliberations, options, conversation.ratio, conversation.system[0]["content"], material, past
+            answer, deliberations, options, conversation.rates, conversation.system[0]["content"], material, past
         )
 
     async def _look_at_grade(self, turns: Sequence[Turn]) -> None:
@@ -184,7 +186,7 @@ class Response:
         if self._query.mode == "committee" and (personas := self._members(identities)):
             return await self._committee(conversation, options, question, identities, personas)
         query = self._query
-        following = await self._read_as_given(query.following or ())
+        following = await self._following(query.following or ())
         terms = Terms(following, query.client_tools, query.answer_schema)
         steps = self._steps(conversation, options, functions=terms.functions)
         rounds = 0 if query.plain else self._settings.max_tool_iterations
@@ -207,8 +209,8 @@ class Response:
         facts = ModelFacts(abilities=frozenset()) if settings.demo else await self._parts.model.facts(model)
         return Wanted(self._ports.caller.user_id, model, facts, settings.num_ctx)
 
-    async def _read_as_given(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
-        """A history that the client gives, as the model reads it."""
+    async def _following(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
+        """What the client gives behind the question, as the model reads it."""
         if not messages:
             return []
         read = await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages)
@@ -298,27 +300,33 @@ class Response:
         return record.result
 
     async def _conversation(self, past: Past) -> Conversation:
-        system: list[ChatMessage] = [{"role": "system", "content": "" if self._query.plain else self._system_prompt()}]
-        if self._query.messages is not None:
-            given, history = split_turns(await self._read_as_given(self._query.messages))
-            return Conversation([*system, *given], history)
-        limit = self._settings.history_turns
-        recent = past.after[-limit:] if limit else []
-        conversation = Conversation(system, [list(turn.messages()) for turn in recent])
-        conversation.names = [turn.query_id for turn in recent]
-        if limit and past.summary is not None:
-            conversation.system.append(past.summary.message())
-            conversation.summarised, conversation.until = past.summary.turns, past.summary.until
-        if recent and recent[-1].ratio:
-            conversation.ratio = recent[-1].ratio
+        query, ports = self._query, self._ports
+        prompt = "" if query.plain else self._instructions().prompt(self._settings)
+        if query.messages is None:
+            conversation, earlier = await of_session(self._settings, prompt, past, self._loader)
+        else:
+            history, earlier = await self._given_history(query.messages)
+            given, turns = split_turns(history)
+            conversation = Conversation([{"role": "system", "content": prompt}, *given], turns)
+        if earlier.forms and ports.recall.earlier is None:
+            # first, so that a replica that takes the answer over sends the files in the same form
+            await ports.writer.append(EntryType.ATTACHMENTS, earlier.entry())
+            ports.recall.earlier = dict(earlier.forms)
         return conversation
 
-    def _system_prompt(self) -> str:
-        """Of who answers; members of a committee have their own."""
+    async def _given_history(self, messages: Sequence[ChatTurnMessage]) -> tuple[Sequence[ChatMessage], Earlier]:
+        """The history that the client gives, as the model reads it, and the files in it."""
+        read = await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages) if messages else []
+        if not any(message.get("attachments") for message in read):
+            return read, Earlier()
+        return await given_history(await self._loader(), read)
+
+    async def _loader(self) -> Loader:
+        return Loader(self._parts.files, await self._wanted(), self._ports.recall.earlier or {})
+
+    def _instructions(self) -> Instructions:
         told = self._ports.recall.low_grade
-        note = f"\n\n{told.note}" if told is not None else ""
-        own = f"\n\n{self._query.system_prompt}" if self._query.system_prompt else ""
-        return f"{self._settings.system_prompt}{own}\n\n{self._date_line()}{note}"
+        return Instructions(self._date_line(), self._query.system_prompt or "", told.note if told is not None else "")
 
     def _date_line(self) -> str:
         """The user's date when the query was accepted: a replica that takes the query over reads the same line."""
@@ -410,11 +418,11 @@ class Response:
         ]
         turn: list[Command] = []
         if query.messages is None:
-            turn = [*self._turn(answer.text, finished.ratio), *self._to_be_summarised(finished)]
+            turn = [*self._turn(answer.text, finished.rates), *self._to_be_summarised(finished)]
         elif query.kept:
             # a session that is new begins with its first answer
             await check_owner(self._parts, query, caller.query_id)
-            turn = self._turn(self._told(answer), finished.ratio)
+            turn = self._turn(self._told(answer), finished.rates)
         await self._ports.writer.publish(messages, turn)
 
     def _to_be_summarised(self, finished: Finished) -> list[Command]:
@@ -429,7 +437,7 @@ class Response:
             usage.context_tokens,
             usage.context_window,
             settings.history_turns,
-            finished.ratio,
+            finished.rates.ratio,
         )
         if until is None:
             return []
@@ -449,13 +457,21 @@ class Response:
         last = self._query.following[-1] if self._query.following else None
         return last.content if last and last.role == "assistant" and not last.tool_calls else ""
 
-    def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
+    def _turn(self, answer: str, rates: Rates | None, *, interrupted: bool = False) -> list[Any]:
         caller = self._ports.caller
         told = self._ports.recall.low_grade
         noted = told.about if told is not None else None
-        after = self._query.after
         turn = Turn(
-            caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio, noted, after, self._attachments
+            caller.query_id,
+            self._query.query,
+            answer,
+            now_ms(),
+            interrupted,
+            ratio=rates.ratio if rates is not None else None,
+            noted=noted,
+            after=self._query.after,
+            attachments=self._attachments,
+            image_tokens=rates.image if rates is not None and rates.image != IMAGE_TOKENS else None,
         )
         self._turned = answer
         return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn)

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from services.generator.context import MOST_RATIO, ContextTooSmall, Conversation, Fitted, characters, one_system
+from services.generator.context import (
+    MOST_RATIO,
+    ContextTooSmall,
+    Conversation,
+    Fitted,
+    Rates,
+    characters,
+    images_in,
+    one_system,
+)
 from services.generator.crossed import Crossed
 from services.generator.deltas import Beat, DeltaPump
 from services.generator.loop import Message, Reply, in_order
@@ -124,7 +133,8 @@ class JournalSteps:
         recorded = self.ports.recall.replies.get((self.scope, step))
         if recorded is not None:
             # what follows is planned with what that call has taught
-            self.conversation.ratio = recorded.ratio or self.conversation.ratio
+            rates = self.conversation.rates
+            self.conversation.rates = Rates(recorded.ratio or rates.ratio, recorded.image_tokens or rates.image)
             return recorded
         await self._void_partial(step)
         schemas = await self._schemas() if with_tools else []
@@ -143,10 +153,14 @@ class JournalSteps:
                 self.ports.waits = ""
                 return reply
             except ModelRejected:
-                if request.response_schema is None:
+                if request.response_schema is not None:
+                    # not every server takes every schema; the model has been told it as well
+                    form = None
+                elif self.conversation.resends_images():
+                    # the user did not send these images to this model: they must not make the question fail
+                    self.conversation.sees = False
+                else:
                     raise
-                # not every server takes every schema; the model has been told it as well
-                form = None
             except Yielded:
                 log.debug("model.yielded", step=step)
             except StreamInterrupted as exc:
@@ -156,7 +170,8 @@ class JournalSteps:
                 log.warning("model.interrupted", step=step, reason=str(exc))
             except ContextOverflow as exc:
                 # most refusals say how long window and prompt are; else the history is halved until it fits
-                longer = self.conversation.measure(characters(request.messages, request.tools), exc.prompt)
+                sent, images = characters(request.messages, request.tools), images_in(request.messages)
+                longer = self.conversation.measure(sent, exc.prompt, images)
                 smaller = (await self._facts()).context(request.num_ctx) < facts.context(request.num_ctx)
                 if not longer and not smaller and not self.conversation.halve():
                     raise ContextOverflow(f"{exc}; {_advice(facts, request.num_ctx)}") from exc
@@ -226,9 +241,17 @@ class JournalSteps:
         return request, fitted
 
     async def _announce_cut(self, fitted: Fitted) -> None:
-        if fitted.dropped > self.conversation.announced:
-            self.conversation.announced = fitted.dropped
-            data = {"dropped_turns": fitted.dropped, "kept_turns": fitted.kept, "prompt_tokens": fitted.tokens}
+        turns, images = self.conversation.announced
+        left_out = {file.id: file.name for file in fitted.left_out}
+        if fitted.dropped > turns or not images.issuperset(left_out):
+            self.conversation.announced = max(turns, fitted.dropped), images.union(left_out)
+            data: dict[str, Any] = {
+                "dropped_turns": fitted.dropped,
+                "kept_turns": fitted.kept,
+                "prompt_tokens": fitted.tokens,
+            }
+            if left_out:
+                data["attachments"] = [{"id": id, "name": name} for id, name in left_out.items()]
             await self.ports.writer.append(
                 EntryType.CONTEXT_TRUNCATED, {**data, **self.conversation.seen(fitted), **self.labels}
             )
@@ -251,7 +274,7 @@ class JournalSteps:
         if finish.reason == "loop":
             content, rest = await self._cut_back(step, before, content, thinking), ()
         sent = characters(request.messages, request.tools)
-        self.conversation.measure(sent, finish.prompt_tokens)
+        self.conversation.measure(sent, finish.prompt_tokens, images_in(request.messages))
         data: dict[str, Any] = {
             "step": step,
             "role": "assistant",
@@ -265,7 +288,8 @@ class JournalSteps:
             "context": {
                 "window": window,
                 "tokens": _taken_of_window(sent, fitted, finish),
-                "ratio": self.conversation.ratio,
+                "ratio": self.conversation.rates.ratio,
+                "image_tokens": self.conversation.rates.image,
                 **self.conversation.seen(fitted),
             },
             **self.labels,

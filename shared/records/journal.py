@@ -43,6 +43,7 @@ class EntryType(StrEnum):
     NOTICE = "notice"
     TOOL_REQUEST = "tool.request"
     TOOL_RESULT = "tool.result"
+    ATTACHMENTS = "attachments"
     CONTEXT_TRUNCATED = "context.truncated"
     PERSONA_WORKING = "persona.working"
     PERSONA_DONE = "persona.done"

@@ -20,7 +20,7 @@ from shared.telemetry.unread import not_understood
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
 QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
 _STEP = r"^[0-9]{1,15}-[0-9]{1,10}( (critique|pairwise|reward|unanswered))?$"
-_FEW = ("noted", "after", "attachments")
+_FEW = ("noted", "after", "attachments", "image_tokens")
 
 # A page of the turns of each respondent, with the session as it is at that moment.
 # With A's come what happened in them; with the first of all also what happened in queries without an answer.
@@ -112,6 +112,7 @@ class TurnRecord(_Model):
     noted: str | None = Field(default=None, pattern=QUERY_ID)
     after: str | None = Field(default=None, pattern=QUERY_ID)
     attachments: list[FileRecord] = []
+    image_tokens: int | None = Field(default=None, ge=1)
 
 
 class SessionRecord(_Model):

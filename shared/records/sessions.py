@@ -145,6 +145,7 @@ class Turn:
 
     `interrupted`: the user stopped the answer, and this is the part that had been written.
     `ratio`: characters per token as the model backend counted this conversation, where it did.
+    `image_tokens`: tokens per image, likewise.
     `attachments`: the files of the question: `id`, and `name`, `type`, `size` and `pages` where they are known.
     `noted`: the query of whose low grade the model was told in this turn.
     `after`: the turn before it is the newest that was not accepted after this query; None: the one before it in the
@@ -160,6 +161,7 @@ class Turn:
     noted: str | None = None
     after: str | None = None
     attachments: Sequence[Mapping[str, Any]] = ()
+    image_tokens: int | None = None
 
     def messages(self) -> list[dict[str, str]]:
         """The turn as the model sees it."""
@@ -182,6 +184,7 @@ class Turn:
                 **({"noted": self.noted} if self.noted else {}),
                 **({"after": self.after} if self.after else {}),
                 **({"attachments": self.attachments} if self.attachments else {}),
+                **({"image_tokens": self.image_tokens} if self.image_tokens else {}),
             }
         )
 

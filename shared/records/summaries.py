@@ -6,15 +6,21 @@ from turns that are no longer there is refused: both in the same step as the cha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import orjson
 
 from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import session_key, summary_key, turns_key
 from shared.bus.port import Reply
 from shared.records.lanes import number, padded, pairs
-from shared.records.sessions import Turn
+from shared.records.sessions import Turn, files_of
 from shared.telemetry.unread import not_understood
+
+# Files of summarised turns that are recorded, the newest.
+_MAX_FILES = 50
 
 # KEYS: session, turns, summary. ARGV: owner, until when the summary before reached or nothing, the names and values of
 # the new one, behind their number; then the beginnings of the turns that it was made from.
@@ -33,11 +39,13 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """text: what was said in `turns` turns, the newest of which is that of the query `until`."""
+    """text: what was said in `turns` turns, the newest of which is that of the query `until`. attachments: the files of
+    these turns, oldest first, as turns record them."""
 
     until: str
     turns: int
     text: str
+    attachments: Sequence[Mapping[str, Any]] = ()
 
     def covers(self, query_id: str) -> bool:
         return order(query_id) <= order(self.until)
@@ -49,11 +57,12 @@ class Summary:
         bounds = [(turn.after, order(turn.query_id)) for turn in turns] + [(after, None)]
         return not any(bound and order(bound) < reach and (place is None or reach < place) for bound, place in bounds)
 
-    def message(self) -> dict[str, str]:
-        """As the model reads it, before the turns that follow."""
+    def message(self, files: Sequence[str] = ()) -> dict[str, str]:
+        """Return what the model reads before the turns that follow. `files`: a line for each attached file."""
         heading = "=== EARLIER IN THIS CONVERSATION ==="
+        lines = "\n".join([self.text, *files])
         about = f"A summary of its first {self.turns} turns; search_memory finds what was said word for word."
-        return {"role": "system", "content": f"{heading}\n{about}\n{self.text}"}
+        return {"role": "system", "content": f"{heading}\n{about}\n{lines}"}
 
 
 def reading(session_id: str) -> Command:
@@ -61,12 +70,20 @@ def reading(session_id: str) -> Command:
     return ("HGETALL", summary_key(session_id))
 
 
+def list_or_nothing(text: str) -> Any:
+    try:
+        return orjson.loads(text or "[]")
+    except ValueError:
+        return []
+
+
 def summary_of(session_id: str, raw: Reply) -> Summary | None:
     """The summary, of what `reading` was answered."""
     if not raw:
         return None
     values = pairs(raw)
-    summary = Summary(values.get("until", ""), number(values, "turns"), values.get("text", ""))
+    files = files_of(list_or_nothing(values.get("attachments", "")))
+    summary = Summary(values.get("until", ""), number(values, "turns"), values.get("text", ""), files)
     try:
         order(summary.until)
     except ValueError:
@@ -95,7 +112,10 @@ class Summaries:
         one of these, or the session, is no longer there, or somebody else has written one meanwhile. instead: the one
         of another conversation of the session, whose place it takes."""
         told = len(turns) + (before.turns if before else 0)
-        values = ("until", turns[-1].query_id, "turns", told, "text", text)
+        attached = [*(before.attachments if before else ()), *(file for turn in turns for file in turn.attachments)]
+        # each once, at its last place
+        files = list({str(file["id"]): file for file in reversed(attached)}.values())[:_MAX_FILES][::-1]
+        values = ("until", turns[-1].query_id, "turns", told, "text", text, "attachments", orjson.dumps(files))
         keys = (session_key(session_id), turns_key(session_id, "A"), summary_key(session_id))
         made_from = [f"{padded(turn.query_id)} " for turn in turns]
         last = before or instead

@@ -64,7 +64,7 @@ class AnswerView:
             case "notice":
                 self._notice(f"· {data.get('text') or data.get('message') or _short(data)}")
             case "context.truncated":
-                self._line(f"· the oldest turns no longer fit the model's context: {_short(data)}", "yellow")
+                self._line(f"· {_cut(data)}", "yellow")
             case "persona.working":
                 self._line(f"· {_seat(data)} deliberates", "magenta")
             case "persona.done":
@@ -127,6 +127,14 @@ def _result_line(data: dict[str, Any]) -> tuple[str, str]:
     if data.get("error"):
         return f"← {data.get('tool')}{took}: {_short(data['error'])}", "red"
     return f"← {data.get('tool')}{took}: {_short(data.get('result') or '')}", "dim cyan"
+
+
+def _cut(data: dict[str, Any]) -> str:
+    """What does not fit the model's context."""
+    names = ", ".join(str(file.get("name", "a file")) for file in data.get("attachments") or ())
+    images = f"images of earlier messages are left out: {names}" if names else ""
+    turns = f"the oldest {data['dropped_turns']} turns are left out" if data.get("dropped_turns") else ""
+    return f"the conversation no longer fits the model's context: {'; '.join(filter(None, (turns, images)))}"
 
 
 def _seat(data: dict[str, Any]) -> str:

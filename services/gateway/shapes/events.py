@@ -105,7 +105,26 @@ class ToolAnswered(_Member, ToolCallRecord):
     pass
 
 
+class SentEarlier(Shape):
+    """A file of an earlier message."""
+
+    id: str
+    name: str = ""
+    sent: str = Field(
+        description="image, text: with its message while it fits. In other forms a line stands for it: search, "
+        "left_out, unseen (the model sees no images), deleted, unreadable, away (the memory is not there)"
+    )
+
+
+class FilesSent(Shape):
+    """In which form the model gets the files of earlier messages."""
+
+    files: list[SentEarlier]
+
+
 class Truncated(_Member):
+    """The conversation does not fit the model's context: turns are left out, images of earlier messages, or both."""
+
     dropped_turns: int
     kept_turns: int
     prompt_tokens: int
@@ -114,6 +133,7 @@ class Truncated(_Member):
     first_turn: str = Field(default="", description="The oldest turn that is sent")
     summarised: int = Field(default=0, description="Turns before them, told by a summary")
     summarised_until: str = ""
+    attachments: list[Attached] = Field(default=[], description="Images of earlier messages that are not sent")
 
 
 class PersonaWorking(Shape):
@@ -178,6 +198,7 @@ JOURNAL: dict[EntryType, type[Shape]] = {
     EntryType.NOTICE: Noticed,
     EntryType.TOOL_REQUEST: ToolAsked,
     EntryType.TOOL_RESULT: ToolAnswered,
+    EntryType.ATTACHMENTS: FilesSent,
     EntryType.CONTEXT_TRUNCATED: Truncated,
     EntryType.PERSONA_WORKING: PersonaWorking,
     EntryType.PERSONA_DONE: PersonaDone,

@@ -13,6 +13,7 @@ from services.generator.context import (
     ContextTooSmall,
     Conversation,
     Fitted,
+    Rates,
     characters,
     estimate,
     fit,
@@ -56,9 +57,9 @@ conversations = st.fixed_dictionaries(
 def test_what_is_sent_never_exceeds_the_context_and_nothing_fixed_is_cut(given_: dict[str, Any]) -> None:
     history, current, tools = given_["history"], given_["current"], given_["tools"]
     num_ctx, ratio = given_["num_ctx"], given_["ratio"]
-    fixed = estimate([SYSTEM, *current], tools, ratio)
+    fixed = estimate([SYSTEM, *current], tools, Rates(ratio))
     try:
-        fitted = fit([SYSTEM], history, current, tools, num_ctx, ratio)
+        fitted = fit([SYSTEM], history, current, tools, num_ctx, Rates(ratio))
     except ContextTooSmall:
         assert fixed >= num_ctx
         return
@@ -73,7 +74,7 @@ def test_what_is_sent_never_exceeds_the_context_and_nothing_fixed_is_cut(given_:
         assert fitted.tokens <= num_ctx - reserve(num_ctx)
     if fitted.dropped:
         more = [SYSTEM, *(m for one in history[fitted.dropped - 1 :] for m in one), *current]
-        assert estimate(more, tools, ratio) >= num_ctx - reserve(num_ctx) - len(history) - 1
+        assert estimate(more, tools, Rates(ratio)) >= num_ctx - reserve(num_ctx) - len(history) - 1
 
 
 def test_a_history_that_fits_is_sent_whole() -> None:
@@ -106,9 +107,9 @@ def test_tool_results_that_do_not_fit_are_cut_the_longest_first_and_say_so(
     lengths: list[int], num_ctx: int, ratio: float
 ) -> None:
     current = [{"role": "user", "content": "q"}, *(result(length) for length in lengths)]
-    fitted = fit([SYSTEM], [turn(0, 10)], current, [], num_ctx, ratio)
+    fitted = fit([SYSTEM], [turn(0, 10)], current, [], num_ctx, Rates(ratio))
     room = num_ctx - reserve(num_ctx)
-    if estimate([SYSTEM, *current], [], ratio) <= room:
+    if estimate([SYSTEM, *current], [], Rates(ratio)) <= room:
         assert fitted.messages[-len(current) :] == current
         return
     assert fitted.tokens <= room

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from services.generator import steps as module
-from services.generator.context import Conversation
+from services.generator.context import Conversation, Rates
 from services.generator.loop import Reply
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import Recall
@@ -318,10 +318,10 @@ async def test_a_recorded_reply_is_not_asked_for_again_and_its_measure_counts() 
     known = Reply("old", "", [], "stop", "m", ratio=2.5)
     run.recall.replies[("0.1:", 0)] = known
     assert await run.asks() is known
-    assert (run.model.requests, run.journal.entries, run.conversation.ratio) == ([], [], 2.5)
+    assert (run.model.requests, run.journal.entries, run.conversation.rates.ratio) == ([], [], 2.5)
     run.recall.replies[("0.1:", 1)] = Reply("old", "", [], "stop", "m")
     await run.asks(step=1)
-    assert run.conversation.ratio == 2.5
+    assert run.conversation.rates.ratio == 2.5
     assert (await run.asks(step=2)).content == "new"
 
 
@@ -413,9 +413,9 @@ async def test_a_history_that_does_not_fit_is_halved_until_it_does_and_clients_a
     assert run.journal.of(EntryType.RESTARTED) == [{"step": 0, "discard_after": "1-0"}]
     told = run.journal.of(EntryType.CONTEXT_TRUNCATED)
     assert [(data["dropped_turns"], data["kept_turns"], data["cut"]) for data in told] == [(4, 4, 4), (6, 2, 6)]
-    assert run.conversation.announced == 6
+    assert run.conversation.announced == (6, frozenset())
     # as it was measured then
-    run.conversation.ratio = 3.0
+    run.conversation.rates = Rates()
     estimated = run.conversation.fit([QUESTION], [], 32_768).tokens
     assert told[1] == {"dropped_turns": 6, "kept_turns": 2, "prompt_tokens": estimated, "turns": 2, "cut": 6}
     # with nothing left to cut, what to do is said
@@ -440,7 +440,7 @@ async def test_a_refusal_that_tells_the_length_teaches_how_long_a_text_is() -> N
     first, second = run.model.requests
     # nothing is halved: it was planned with a better measure
     assert run.conversation.most is None
-    assert run.conversation.ratio < 2
+    assert run.conversation.rates.ratio < 2
     assert len(second.messages) <= len(first.messages)
 
 

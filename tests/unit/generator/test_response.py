@@ -14,6 +14,7 @@ from services.generator import run as module
 from services.generator.attachments import Wanted
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session
 from services.generator.compaction import Past
+from services.generator.earlier import Earlier, Loader
 from services.generator.grades import LowGrade
 from services.generator.loop import Answer, HandedCall, Reply
 from services.generator.machine import IDLE, TABLE
@@ -135,6 +136,7 @@ class Bench:
         monkeypatch.setattr(module, "attached", self._attached)
         monkeypatch.setattr(module, "as_the_model_reads", self._read)
         monkeypatch.setattr(module, "history_with_files", self._with_files)
+        monkeypatch.setattr(module, "given_history", self._given)
         monkeypatch.setattr(module, "now_ms", lambda: NOW)
         monkeypatch.setattr(module, "closing", lambda *what: ("CLOSE", *what))
         monkeypatch.setattr(module, "keeping", lambda *what: ("KEEP", *what))
@@ -175,9 +177,10 @@ class Bench:
         self.sat.append(what)
         return said(), [SAID]
 
-    async def _attached(self, files: Any, wanted: Wanted, question: str, ids: Sequence[str]) -> dict[str, Any]:
+    async def _attached(self, files: Any, wanted: Wanted, question: str, ids: Sequence[str]) -> Any:
         images = [{"name": "cat.png", "type": "image/png", "data": b""}]
-        return {"role": "user", "content": f"{files} {wanted} {ids} {question}", "images": images}
+        message = {"role": "user", "content": f"{files} {wanted} {ids} {question}", "images": images}
+        return message, [{"id": id, "name": "cat.png"} for id in ids]
 
     async def _read(self, _bus: Any, user_id: str, messages: Sequence[ChatTurnMessage]) -> list[Any]:
         assert user_id == "ann"
@@ -189,6 +192,9 @@ class Bench:
 
     async def _with_files(self, files: Any, wanted: Wanted, read: Sequence[Any]) -> list[Any]:
         return [{"role": one["role"], "content": f"{files} {wanted.model}: {one['content']}"} for one in read]
+
+    async def _given(self, loader: Loader, read: Sequence[Any]) -> Any:
+        return await self._with_files(loader.files, loader.wanted, read), Earlier()
 
     # what the tests ask
 
@@ -502,16 +508,16 @@ async def test_the_model_reads_the_newest_turns_and_the_summary_of_those_before(
     assert conversation.system == [prompt, summary.message()]
     assert conversation.history == [turn(3).messages(), turn(4).messages(), turn(5).messages()]
     assert conversation.names == ["3-0", "4-0", "5-0"]
-    assert (conversation.summarised, conversation.until, conversation.ratio) == (2, "2-0", 4.5)
+    assert (conversation.summarised, conversation.until, conversation.rates.ratio) == (2, "2-0", 4.5)
     bench = Bench(monkeypatch, settings={"history_turns": 50})
     conversation = (await bench.steps(Past(turns[:4], summary))).conversation
-    assert ([len(conversation.history), conversation.names], conversation.ratio) == ([2, ["3-0", "4-0"]], 3.0)
+    assert ([len(conversation.history), conversation.names], conversation.rates.ratio) == ([2, ["3-0", "4-0"]], 3.0)
     # who is to see no turns sees no summary either
     bench = Bench(monkeypatch, settings={"history_turns": 0})
     conversation = (await bench.steps(Past(turns, summary))).conversation
     assert (len(conversation.system), conversation.history, conversation.summarised) == (1, [], 0)
     conversation = (await Bench(monkeypatch).steps()).conversation
-    assert (conversation.history, conversation.names, conversation.ratio) == ([], [], 3.0)
+    assert (conversation.history, conversation.names, conversation.rates.ratio) == ([], [], 3.0)
 
 
 async def test_a_history_that_the_client_gives_takes_the_place_of_the_sessions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.generator.context import characters
+from services.generator.context import IMAGE_TOKENS, estimate
 from shared.llm.adapter import Wire, WiredChatModel
 from shared.llm.google_genai import GoogleWire
 from shared.llm.markers import without_markers
@@ -73,6 +73,6 @@ def test_markers_are_broken_beside_an_image_and_not_in_it() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_image_takes_its_part_of_the_window(count: int) -> None:
+def test_image_takes_its_tokens_of_the_window(count: int) -> None:
     plain = {"role": "user", "content": "x"}
-    assert characters([{**plain, "images": [{}] * count}]) == characters([plain]) + 3_000 * count
+    assert estimate([{**plain, "images": [{}] * count}]) == estimate([plain]) + IMAGE_TOKENS * count

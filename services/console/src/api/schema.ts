@@ -1179,6 +1179,15 @@ export interface components {
             size?: number | null;
             pages?: number | null;
         };
+        AttachmentsEvent: {
+            id: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            event: "attachments";
+            data: components["schemas"]["FilesSent"];
+        };
         BusEntry: {
             subject: string;
             entry_id: string;
@@ -1346,7 +1355,10 @@ export interface components {
         } & {
             [key: string]: unknown;
         };
-        JournalEvent: components["schemas"]["ClaimedEvent"] | components["schemas"]["RestartedEvent"] | components["schemas"]["StateEvent"] | components["schemas"]["ThinkingEvent"] | components["schemas"]["AnswerEvent"] | components["schemas"]["MessageEvent"] | components["schemas"]["NoticeEvent"] | components["schemas"]["ToolRequestEvent"] | components["schemas"]["ToolResultEvent"] | components["schemas"]["ContextTruncatedEvent"] | components["schemas"]["PersonaWorkingEvent"] | components["schemas"]["PersonaDoneEvent"] | components["schemas"]["CompletedEvent"] | components["schemas"]["FailedEvent"] | components["schemas"]["CancelledEvent"] | components["schemas"]["CritiqueEvent"] | components["schemas"]["PairwiseEvent"] | components["schemas"]["RewardEvent"];
+        FilesSent: {
+            files: components["schemas"]["SentEarlier"][];
+        };
+        JournalEvent: components["schemas"]["ClaimedEvent"] | components["schemas"]["RestartedEvent"] | components["schemas"]["StateEvent"] | components["schemas"]["ThinkingEvent"] | components["schemas"]["AnswerEvent"] | components["schemas"]["MessageEvent"] | components["schemas"]["NoticeEvent"] | components["schemas"]["ToolRequestEvent"] | components["schemas"]["ToolResultEvent"] | components["schemas"]["AttachmentsEvent"] | components["schemas"]["ContextTruncatedEvent"] | components["schemas"]["PersonaWorkingEvent"] | components["schemas"]["PersonaDoneEvent"] | components["schemas"]["CompletedEvent"] | components["schemas"]["FailedEvent"] | components["schemas"]["CancelledEvent"] | components["schemas"]["CritiqueEvent"] | components["schemas"]["PairwiseEvent"] | components["schemas"]["RewardEvent"];
         MessageEvent: {
             id: string;
             /**
@@ -1514,6 +1526,11 @@ export interface components {
             event: "reward";
             data: components["schemas"]["RewardShown"];
         };
+        SentEarlier: {
+            id: string;
+            name?: string;
+            sent: string;
+        };
         StateEvent: {
             id: string;
             /**
@@ -1589,6 +1606,7 @@ export interface components {
             first_turn?: string;
             summarised?: number;
             summarised_until?: string;
+            attachments?: components["schemas"]["Attached"][];
         };
     };
     responses: never;

@@ -1,0 +1,218 @@
+"""Files of earlier messages, as the model gets them: images and short texts again while they fit, else a line for each.
+
+The memory says which files are still there and brings their bytes. A file that is gone, or a memory that is away, is a
+line for the model and never fails the question. Which file is sent in which form is decided once for an answer; its
+journal holds the decision, and a replica that takes the answer over reads it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from services.generator.attachments import Wanted, quoted
+from services.generator.context import EARLIER_SHARE, EarlierFile, Message, Rates, reserve
+from shared.participant.files import Files, FilesRefused, FilesUnavailable
+
+# Of the room for a prompt: what texts of earlier messages may take, together.
+TEXT_SHARE = 0.25
+# Bytes of earlier images in one request. A model server that is asked over HTTP may refuse a larger body.
+MAX_IMAGE_BYTES = 20_000_000
+# Files of a conversation that are looked up, the newest; an older one has a line from what its turn recorded.
+_MAX_FILES = 100
+# Seconds after which a memory that is away is asked once more.
+_AGAIN_S = 0.5
+
+
+class Form(StrEnum):
+    """The form in which a file is sent."""
+
+    IMAGE = "image"
+    TEXT = "text"
+    # a line, and why
+    SEARCH = "search"
+    LEFT_OUT = "left_out"
+    UNSEEN = "unseen"
+    DELETED = "deleted"
+    UNREADABLE = "unreadable"
+    AWAY = "away"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Files by their ids, and the form of each."""
+
+    files: Mapping[str, EarlierFile] = field(default_factory=dict)
+    forms: Mapping[str, Form] = field(default_factory=dict)
+
+    def of(self, attachments: Iterable[Mapping[str, Any]]) -> list[EarlierFile]:
+        return [self.files[str(one["id"])] for one in attachments]
+
+    def entry(self) -> dict[str, Any]:
+        """Return the decision as the journal holds it."""
+        return {"files": [{"id": id, "name": self.files[id].name, "sent": form} for id, form in self.forms.items()]}
+
+
+def decided(entry: Mapping[str, Any]) -> dict[str, Form]:
+    """Return the decision in a journal's entry. Raises KeyError and ValueError."""
+    return {str(one["id"]): Form(one["sent"]) for one in entry["files"]}
+
+
+def in_summary(file: EarlierFile, form: Form) -> EarlierFile:
+    """Return the file of a turn that only a summary tells of: a line, for an image the one that it is left out."""
+    if form is not Form.IMAGE:
+        return EarlierFile(file.id, file.name, file.line)
+    return EarlierFile(file.id, file.name, file.line, left_out=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """Loads files of earlier messages for one user and model. data: False leaves the bytes of images out.
+
+    before: the decision of the replica that began the answer.
+    """
+
+    files: Files
+    wanted: Wanted
+    before: Mapping[str, Form] = field(default_factory=dict)
+    data: bool = True
+
+    async def load(self, newest_first: Iterable[Mapping[str, Any]], rates: Rates = Rates()) -> Earlier:
+        """Return these files, of which each has an `id` and what else its turn recorded."""
+        attached: dict[str, Mapping[str, Any]] = {}
+        for one in newest_first:
+            attached.setdefault(str(one["id"]), one)
+        if not attached:
+            return Earlier()
+        known = await self._known(list(attached)[:_MAX_FILES])
+        about = {id: {"name": "a file", **said, **((known or {}).get(id) or {})} for id, said in attached.items()}
+        forms = self._forms(about, known, rates)
+        found = dict(zip(about, await asyncio.gather(*(self._file(about[id], forms[id]) for id in about)), strict=True))
+        return Earlier({id: file for id, (file, _) in found.items()}, {id: form for id, (_, form) in found.items()})
+
+    async def _known(self, ids: Sequence[str]) -> dict[str, dict[str, Any] | None] | None:
+        """Return what the memory knows of files, None for a deleted one; None while the memory is away."""
+        for last in (False, True):
+            try:
+                found = await self.files.operate(self.wanted.user_id, op="get", ids=ids)
+            except FilesUnavailable:
+                if not last:
+                    await asyncio.sleep(_AGAIN_S)
+                continue
+            except FilesRefused:
+                return None
+            return {**dict.fromkeys(ids), **{str(one["id"]): one for one in found["files"]}}
+        return None
+
+    def _forms(
+        self, about: Mapping[str, Mapping[str, Any]], known: Mapping[str, Any] | None, rates: Rates
+    ) -> dict[str, Form]:
+        """Decide what is worth loading: as much as fits when nothing else is in the prompt, newest first."""
+        context = self.wanted.facts.context(self.wanted.num_ctx)
+        room = context - reserve(context)
+        images, size = int(EARLIER_SHARE * room / rates.image), MAX_IMAGE_BYTES
+        chars = int(TEXT_SHARE * room * rates.ratio)
+        forms: dict[str, Form] = {}
+        for id, file in about.items():
+            form = self._form(file, known is None, known is not None and known.get(id, file) is None)
+            if form is Form.IMAGE:
+                if images < 1 or file.get("size", 0) > size:
+                    images, form = 0, Form.LEFT_OUT
+                images, size = images - 1, size - file.get("size", 0)
+            elif form is Form.TEXT:
+                if file["chars"] > chars:
+                    form = Form.SEARCH
+                else:
+                    chars -= file["chars"]
+            forms[id] = self.before.get(id, form) if form is not Form.DELETED else form
+        return forms
+
+    def _form(self, file: Mapping[str, Any], away: bool, deleted: bool) -> Form:
+        if deleted:
+            return Form.DELETED
+        if str(file.get("type", "")).startswith("image/"):
+            return Form.UNSEEN if self.wanted.blind else Form.AWAY if away else Form.IMAGE
+        if away:
+            return Form.AWAY
+        if file.get("state") == "failed":
+            return Form.UNREADABLE
+        return Form.TEXT if file.get("state") == "ready" and "chars" in file else Form.SEARCH
+
+    async def _file(self, about: Mapping[str, Any], form: Form) -> tuple[EarlierFile, Form]:
+        """Return a file with its content, and its form: another one where the content could not be had."""
+        id, name = str(about["id"]), str(about["name"])
+        if form in (Form.IMAGE, Form.TEXT) and (form is Form.TEXT or self.data):
+            try:
+                fetched = await self.files.fetch(self.wanted.user_id, id, text=form is Form.TEXT)
+            except FilesUnavailable:
+                form = Form.AWAY
+            except FilesRefused:
+                form = Form.DELETED
+            else:
+                about = {**about, **fetched.about}
+                content = fetched.content
+        else:
+            content = b""
+        match form:
+            case Form.IMAGE:
+                image = {"type": about["type"], "data": content, "name": name, "id": id}
+                left_out, unseen = line(about, Form.LEFT_OUT), line(about, Form.UNSEEN)
+                return EarlierFile(id, name, left_out, unseen, image=image), form
+            case Form.TEXT:
+                text = quoted(about, content.decode("utf-8", errors="replace"))
+                return EarlierFile(id, name, line(about, Form.SEARCH), text=text), form
+            case _:
+                return EarlierFile(id, name, line(about, form), left_out=form is Form.LEFT_OUT), form
+
+
+def line(about: Mapping[str, Any], form: Form) -> str:
+    """Return what stands for a file that is not sent."""
+    # a name must not end the line
+    name = " ".join(str(about["name"]).split()).translate(str.maketrans("[]", "()"))
+    pages = about.get("pages")
+    if pages:
+        name += f", {pages} page{'s' if pages != 1 else ''}"
+    match form:
+        case Form.LEFT_OUT | Form.IMAGE:
+            why = ", an image; it does not fit any more and is not shown"
+        case Form.UNSEEN:
+            why = ", an image, which this model cannot see"
+        case Form.DELETED:
+            why = "; it was deleted"
+        case Form.UNREADABLE:
+            why = f"; it could not be read: {about.get('reason') or 'it is damaged'}"
+        case Form.AWAY:
+            why = "; it cannot be read at the moment"
+        case Form.SEARCH | Form.TEXT:
+            why = "; use search_documents to read it"
+    return f"[attached earlier: {name}{why}]"
+
+
+async def given_history(loader: Loader, messages: Sequence[Message]) -> tuple[list[Message], Earlier]:
+    """Return a client's own history with the files that its messages name.
+
+    Images that tools returned stand behind the results of the tools, in a message of the user: servers take no images
+    in a tool's message.
+    """
+    ids = [{"id": id} for message in reversed(messages) for id in message.get("attachments") or ()]
+    earlier = await loader.load(ids)
+    found: list[Message] = []
+    returned: list[EarlierFile] = []
+    for message in messages:
+        if message["role"] != "tool":
+            found += _shown(returned)
+            returned = []
+        said = {name: value for name, value in message.items() if name != "attachments"}
+        files = earlier.of([{"id": id} for id in dict.fromkeys(message.get("attachments") or ())])
+        if message["role"] == "tool":
+            returned += [one for one in files if one.image is not None]
+            files = [one for one in files if one.image is None]
+        found.append({**said, "files": files} if files else said)
+    return [*found, *_shown(returned)], earlier
+
+
+def _shown(images: list[EarlierFile]) -> list[Message]:
+    return [{"role": "user", "content": "(What the tools returned to look at.)", "files": images}] if images else []
