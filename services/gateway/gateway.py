@@ -175,12 +175,13 @@ class Gateway:
     # ── long requests ────────────────────────────────────────────────────────────────────────────────────────
 
     async def race(self, work: Awaitable[R], gone: Awaitable[Any]) -> R | None:
-        """The result of the work, or None when the client has gone or the gateway stops: it goes on at another replica
-        then."""
+        """Return the result of the work, or None when the client has gone or the gateway stops."""
         scope, leaving = asyncio.timeout(0.0 if self.stopping else None), asyncio.ensure_future(gone)
 
         def left(_: asyncio.Future[Any]) -> None:
-            _end(scope)
+            # The loop may call this after the work has ended: a callback that is scheduled cannot be removed.
+            if scope in self._open:
+                _end(scope)
 
         try:
             async with scope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -312,3 +313,24 @@ async def test_a_stream_ends_when_its_client_leaves_which_is_told_or_the_gateway
     assert sent.bodies == [(b"one", True), (b"two", True), (b"", False)]
     assert left == (["left"] if how == "leaves" else [])
     assert (events.closed, counted(gateway.metrics.streams)) == (True, 0)
+
+
+@pytest.mark.parametrize("ending", ["returns", "fails"])
+async def test_client_leaving_as_its_request_ends_logs_nothing(gateway: Gateway, ending: str) -> None:
+    failures: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: failures.append(context))
+    gone: asyncio.Future[None] = loop.create_future()
+
+    async def work() -> str:
+        # the gateway is told in the next turn of the loop, when the request has ended
+        gone.set_result(None)
+        if ending == "fails":
+            raise ValueError
+        return "answer"
+
+    with contextlib.nullcontext() if ending == "returns" else pytest.raises(ValueError):
+        assert await gateway.race(work(), gone) == "answer"
+    await asyncio.sleep(0)
+    gateway.stop()
+    assert failures == []
