@@ -43,6 +43,8 @@ class Presence:
         self._read = read
         self._told = told
         self.described = described
+        # Whether Redis has refused the description so far: the next heartbeat writes it.
+        self._undescribed = False
         self.full: str | None = None
 
     async def arrive(self, *, patient: bool) -> None:
@@ -71,9 +73,15 @@ class Presence:
         ]
 
     async def describe(self, described: bytes) -> None:
-        """Changes what is said of the settings."""
+        """Replace the description of the settings. A Redis that takes no writes gets it with a later heartbeat."""
         self.described = described
-        await self._bus.pulse.call("SET", schema_key(self._participant), described)
+        self._undescribed = True
+        try:
+            await self._bus.pulse.call("SET", schema_key(self._participant), described)
+        except TransientError as exc:
+            log.warning("presence.waiting", reason=str(exc))
+            return
+        self._undescribed = False
 
     async def announce(self, heartbeat: float) -> None:
         """Writes the registry entry, which goes after three heartbeats."""
@@ -87,9 +95,10 @@ class Presence:
             await self._bus.pulse.call(*still_there(self._participant, self._replica, ttl))
             raise
         self.full = None
-        if not all(replies[-len(there) :]):
+        if self._undescribed or not all(replies[-len(there) :]):
             # flushed, or expired while this process was stopped: answers go to an inbox that is there only
             await self._bus.pulse.pipe(self._opening())
+            self._undescribed = False
 
     async def _tidy(self) -> None:
         """Others may write to the inbox whatever they like: what was read of it goes, and what shuts it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
@@ -14,13 +15,23 @@ class Proxy:
     drop_every: the n-th chunk of replies (over all connections) is thrown away, each n.
     latency: seconds that each reply waits.
     rate: bytes a second that get through in each direction of each connection; 0: as many as come.
+    before: called before each chunk of commands is passed on.
     """
 
-    def __init__(self, upstream: str, *, drop_every: int = 0, latency: float = 0.0, rate: int = 0) -> None:
+    def __init__(
+        self,
+        upstream: str,
+        *,
+        drop_every: int = 0,
+        latency: float = 0.0,
+        rate: int = 0,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
         self._upstream = urlsplit(upstream)
         self.drop_every = drop_every
         self.latency = latency
         self.rate = rate
+        self._before = before
         self.connections = 0
         self.dropped = 0
         self._chunks = 0
@@ -94,6 +105,8 @@ class Proxy:
                     continue
                 if self.latency:
                     await asyncio.sleep(self.latency)
+            else:
+                self._before()
             if self.rate:
                 await asyncio.sleep(len(data) / self.rate)
             sink.write(data)
