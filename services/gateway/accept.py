@@ -25,7 +25,10 @@ from shared.records import lanes
 from shared.records.sessions import title_of
 from shared.telemetry import tracing
 
-ONCE = "A request that is repeated with the same key asks once; another request with it is refused (409)"
+ONCE = (
+    "A request that is repeated with the same key asks once; another request with it is refused (409), and so is a "
+    "repeat after the query was deleted, with its session or alone (410)"
+)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
@@ -135,7 +138,7 @@ class Origin:
 
 
 async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
-    """The accepted query. Raises ApiError (404, 409, 429) and BusUnavailable."""
+    """Return the accepted query. Raises ApiError (404, 409, 410, 429) and BusUnavailable."""
     record = await _once(gateway, origin, ask)
     if ask.instead_of is not None:
         # behind its acceptance, so that nothing is lost by a question that is refused
@@ -156,7 +159,7 @@ async def _once(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
 
 
 async def asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord | None:
-    """The query that was accepted for the same Idempotency-Key. Raises ApiError 409 and BusUnavailable."""
+    """Return the query that was accepted for the same Idempotency-Key. Raises ApiError (409, 410), BusUnavailable."""
     async with gateway.reachable():
         return await _asked_before(gateway, origin, ask)
 
@@ -165,12 +168,7 @@ async def _asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryReco
     known = await gateway.bus.link.call("GET", once_key(QUERY_RECEIVED.stream, origin.once))
     if known is None:
         return None
-    earlier = await load(gateway, known.decode())
-    if earlier is not None:
-        return _same(earlier, ask)
-    # nothing is kept of that query any more
-    await gateway.bus.link.call("DEL", once_key(QUERY_RECEIVED.stream, origin.once))
-    return None
+    return _same(await load(gateway, known.decode()), ask)
 
 
 def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
@@ -184,7 +182,12 @@ def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
     )
 
 
-def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
+def _same(earlier: QueryRecord | None, ask: Ask) -> QueryRecord:
+    """Return the earlier query of an Idempotency-Key; None: it was deleted. Raises ApiError (409, 410)."""
+    if earlier is None:
+        raise ApiError(
+            410, "query_deleted", "the query of this Idempotency-Key was deleted; ask again with another key"
+        )
     if earlier.asked != ask.digest():
         raise ApiError(409, "idempotency_conflict", "this Idempotency-Key was used for another request")
     return earlier
@@ -258,10 +261,12 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         time_zone=ask.time_zone or origin.principal.time_zone or settings.zone,
     )
     headers = {"session_id": session_id, "user_id": user, "traceparent": origin.trace}
+    # A client's key outlives its deleted query: a repeat is refused. Every other key is deleted with the record.
+    kept_key = origin.idempotency_key is not None and ask.about is None
     found = await lanes.accept(
         gateway.bus,
         QUERY_RECEIVED.of(payload, once=once, **headers),
-        {**record.kept(), "once": once},
+        record.kept() | ({} if kept_key else {"once": once}),
         left=seconds,
         seconds=int(seconds) + max(settings.retention, _ONCE_AT_LEAST),
         session_id=session_id if ask.messages is None or ask.kept is not None else ask.about,
@@ -275,7 +280,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         raise ApiError(429, "session_busy", "too many queries of this session are waiting", {"Retry-After": "2"})
     tracing.annotate({"local2.query.id": found.query_id, "gen_ai.conversation.id": session_id})
     if found.earlier is not None:
-        # the same key came twice at the same moment
-        return _same(QueryRecord.parse(found.query_id, found.earlier), ask)
+        # The same key came twice at the same moment, or its query was deleted since the first look.
+        return _same(QueryRecord.parse(found.query_id, found.earlier) if found.earlier else None, ask)
     gateway.accepted(ask.mode, found.unfinished)
     return replace(record, query_id=found.query_id, accepted=found.accepted, deadline=found.deadline)

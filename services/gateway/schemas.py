@@ -286,7 +286,8 @@ PLACE = "#/components/schemas/{model}"
 MEANINGS: dict[int, str] = {
     400: "Malformed", 401: "No valid API key", 403: "Not for this key", 404: "Not there, or not yours",
     408: "The body comes too slowly",
-    409: "Conflict", 413: "Too large", 415: "Not JSON", 422: "A value is wrong", 429: "Too busy; see Retry-After",
+    409: "Conflict", 410: "The query of this Idempotency-Key was deleted", 413: "Too large", 415: "Not JSON",
+    422: "A value is wrong", 429: "Too busy; see Retry-After",
     502: "The model backend failed", 503: "The bus or a participant is away", 504: "The deadline has passed",
 }  # fmt: skip
 # How OpenAPI says what stands for a whole body that is no JSON.

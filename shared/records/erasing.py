@@ -110,8 +110,11 @@ end)
 
 
 async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
-    """Removes what is kept under the ids of queries: records, journals, results, grades, and what tools have told the
-    processes that asked them. Their cancellations stay, for whoever comes to the queries later."""
+    """Remove the records, journals, results and grades of queries, and tool results in the inboxes of their generators.
+
+    Cancellations stay for replicas that read a query later. The once-key of a client's Idempotency-Key stays until it
+    expires: with no record beside it, it says that the query was deleted.
+    """
     for start in range(0, len(query_ids), _QUERIES):
         page = query_ids[start : start + _QUERIES]
         keys = [key for query_id in page for key in _keys(query_id)]

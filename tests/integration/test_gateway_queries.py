@@ -390,23 +390,6 @@ async def test_the_same_idempotency_key_asks_once(site: Site, fake: FakeGenerato
     assert malformed.status_code == 400
 
 
-async def test_a_key_whose_query_is_not_kept_any_more_asks_anew(
-    site: Site, fake: FakeGenerator, raw: redis.Redis
-) -> None:
-    async def ask() -> str:
-        answered = await site.http.post("/query", json={"query": "say hi"}, headers={"Idempotency-Key": "k1"})
-        assert answered.status_code == 200
-        return str(answered.json()["query_id"])
-
-    first = await ask()
-    assert await ask() == first
-    raw.delete(record_key(first))
-    second = await ask()
-    assert second != first
-    assert await ask() == second
-    assert len(fake.queries) == 2
-
-
 async def test_two_clients_of_one_session_are_answered_in_order(site: Site, fake: FakeGenerator) -> None:
     bodies = [{"query": f"say {n}", "session_id": "shared"} for n in range(8)]
     answers = await asyncio.gather(*(site.http.post("/query", json=body) for body in bodies))

@@ -148,20 +148,44 @@ async def test_nothing_of_a_deleted_session_is_left(town: Town, monkeypatch: pyt
     assert (await town.delete())["cancelled"] == []
     assert town.traces() == []
     for query_id in asked:
-        # until when the session's queries are dead is all that is known
-        assert town.traces(query_id) in ([], ["local2:session:{s}:deleted"])
+        # The session's newest query, and the id behind an Idempotency-Key, whose repeat is refused.
+        places = [
+            place for place in town.traces(query_id) if not place.startswith("local2:once:{local2:query.received}:")
+        ]
+        assert places in ([], ["local2:session:{s}:deleted"])
     for query_id in asked:
         assert (await town.site.http.get(f"/queries/{query_id}")).status_code == 404
 
 
-async def test_the_same_idempotency_key_asks_anew_after_the_deletion(town: Town) -> None:
-    headers = {"Idempotency-Key": "once"}
-    first = await town.ask("hello", headers=headers)
-    await town.stage.ended(first)
-    await town.delete()
-    second = await town.ask("hello", headers=headers)
-    assert second != first
-    await town.stage.ended(second)
+ASKING: dict[str, tuple[str, dict[str, Any]]] = {
+    "query": ("/query", {"query": "hello", "session_id": "s"}),
+    "query without a session": ("/query", {"query": "hello"}),
+    "chat completion": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+    "response": ("/v1/responses", {"input": "hello"}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), ASKING.values(), ids=ASKING)
+async def test_idempotency_key_repeated_after_deletion_is_gone(town: Town, path: str, body: dict[str, Any]) -> None:
+    http, headers = town.site.http, {"Idempotency-Key": "once"}
+    first = await http.post(path, json=body, headers=headers)
+    assert first.status_code == 200, first.text
+    session = f"/sessions/{first.headers['x-session-id']}"
+    assert (await http.delete(session)).status_code == 200
+    for _ in range(2):
+        repeated = await http.post(path, json=body, headers=headers)
+        assert (repeated.status_code, repeated.json()["error"]["code"]) == (410, "query_deleted")
+        assert (await http.get(session)).status_code == 404
+    other = await http.post(path, json=body, headers={"Idempotency-Key": "another"})
+    assert other.status_code == 200
+    assert other.headers["x-query-id"] != first.headers["x-query-id"]
+
+
+async def test_idempotency_key_of_a_deleted_response_is_gone(town: Town) -> None:
+    http, request = town.site.http, {"json": {"input": "hello"}, "headers": {"Idempotency-Key": "once"}}
+    first = await http.post("/v1/responses", **request)
+    assert (await http.delete(f"/v1/responses/{first.json()['id']}")).status_code == 200
+    assert (await http.post("/v1/responses", **request)).status_code == 410
 
 
 async def test_turns_and_queries_beyond_the_newest_are_removed_too(town: Town) -> None:

@@ -203,7 +203,7 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
     "/chat/completions",
     summary="A chat completion by the whole agent; its tools run on this side, the client's own on the client's",
     responses=told("The completion; with `stream` its chunks as events", ChatCompletion, _COMPLETION,
-                   400, 404, 409, 413, 415, 429, 502, 503, 504, events=ChatChunkEvent),
+                   400, 404, 409, 410, 413, 415, 429, 502, 503, 504, events=ChatChunkEvent),
     openapi_extra=HEADERS,
 )  # fmt: skip
 async def create_chat_completion(request: Request, body: ChatBody, user: UserDep) -> Response:
@@ -258,7 +258,7 @@ async def _thought(gateway: Gateway, record: QueryRecord) -> str:
     "/responses",
     summary="A response by the whole agent",
     responses=told("The response; with `stream` its events", ResponseObject, _RESPONSE,
-                   400, 404, 409, 413, 415, 429, 502, 503, 504, events=ResponseEvent),
+                   400, 404, 409, 410, 413, 415, 429, 502, 503, 504, events=ResponseEvent),
     openapi_extra=HEADERS,
 )  # fmt: skip
 async def create_response(request: Request, body: ResponseBody, user: UserDep) -> Response:

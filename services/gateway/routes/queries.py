@@ -85,7 +85,7 @@ def _flag(request: Request, name: str, usual: bool) -> bool:
     summary="Ask: the answer as JSON, or as it is written with Accept: text/event-stream",
     responses={
         **told("The finished answer; as events, the journal's entries", QueryResult, _RESULT,
-               400, 404, 409, 413, 415, 422, 429, 502, 503, 504, events=JournalEvent),
+               400, 404, 409, 410, 413, 415, 422, 429, 502, 503, 504, events=JournalEvent),
         **told("Accepted (`?wait=false`)", Accepted, {**_IDS, "state": "queued"}, status=202),
     },
     openapi_extra={"parameters": [*_FLAGS, *HEADERS["parameters"]]},

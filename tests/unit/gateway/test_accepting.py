@@ -24,6 +24,7 @@ from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Query
 from shared.envelope import Envelope
 from shared.participant.registry import ReplicaInfo, announcing
 from shared.records import lanes
+from shared.records.erasing import erase
 from shared.records.sessions import Turn
 
 ANN = Principal("ann", "user")
@@ -199,16 +200,27 @@ async def test_the_same_key_at_the_same_moment_asks_once(gateway: Gateway) -> No
     assert [getattr(one, "code", "accepted") for one in both] == ["accepted", "idempotency_conflict"]
 
 
-async def test_a_key_whose_query_is_not_kept_any_more_asks_anew_in_the_same_session(gateway: Gateway) -> None:
+async def test_idempotency_key_of_a_deleted_query_is_gone(gateway: Gateway) -> None:
     origin, ask = Origin(ANN, "k"), Ask("one")
     record = await accept(gateway, origin, ask)
-    await gateway.bus.link.call("DEL", record_key(record.query_id))
+    await erase(gateway.bus, [record.query_id])
+    assert (await refused(gateway, origin, ask))[:2] == (410, "query_deleted")
+    with pytest.raises(ApiError, match="ask again with another key"):
+        await asked_before(gateway, origin, ask)
+    assert len(await entries(gateway.bus)) == 1
+
+
+async def test_expired_idempotency_key_asks_in_the_same_session(gateway: Gateway) -> None:
+    origin, ask = Origin(ANN, "k"), Ask("one")
+    forgotten = once_key(QUERY_RECEIVED.stream, origin.once)
+    record = await accept(gateway, origin, ask)
+    await gateway.bus.link.call("DEL", record_key(record.query_id), forgotten)
     assert await asked_before(gateway, origin, ask) is None
     again = await accept(gateway, origin, ask)
     assert again.query_id != record.query_id
     assert again.session_id == record.session_id
     # somebody took the name that follows from the key
-    await gateway.bus.link.call("DEL", record_key(again.query_id), session_key(again.session_id))
+    await gateway.bus.link.call("DEL", record_key(again.query_id), forgotten, session_key(again.session_id))
     await gateway.sessions.open(again.session_id, "bob", "his")
     third = await accept(gateway, origin, ask)
     assert third.session_id == aside(ANN, record.session_id)
