@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 from support.http_gateway import FakeGenerator, Site, client, gateway_settings, generating, serving
+from support.services import announced, running
+from support.stack import respondent, stage
 
 from services.gateway.keys import KeyRecord, digest
+from services.generator.settings import GeneratorSettings
+from services.web_search import service as web_search
+from services.web_search.service import WebSearchSettings
+from shared.contracts import RESPONSE_GENERATION
+from shared.envelope import entry_ms, now_ms
+from shared.zones import date_line, local_date
 
 CHAT = {"model": "local2", "messages": [{"role": "user", "content": "echo hi"}]}
 
@@ -86,6 +94,49 @@ def test_key_record_without_a_zone_is_read_by_earlier_versions() -> None:
     record = KeyRecord(digest("k")[:12], "n", "ann", "user", 1)
     assert b"time_zone" not in record.dump()
     assert b'"time_zone":"Asia/Tokyo"' in KeyRecord("i", "n", "ann", "user", 1, time_zone="Asia/Tokyo").dump()
+
+
+# 25 hours apart: there the dates differ at every moment.
+EAST, WEST = "Pacific/Kiritimati", "Pacific/Pago_Pago"
+
+
+@pytest.mark.parametrize("zone", [EAST, WEST])
+async def test_both_respondents_read_the_date_in_the_users_zone(redis_url: str, zone: str) -> None:
+    async with stage(redis_url) as on:
+        shadow = GeneratorSettings(**{**on.settings.model_dump(), "respondent_id": "B", "temperature": 0.5})
+        async with running(respondent(shadow), shadow):
+            await announced(redis_url, "respondent-b")
+            query_id = await on.ask("What day is it?", respondents=("A", "B"), time_zone=zone)
+            for respondent_id in ("A", "B"):
+                await on.answer(query_id, respondent=respondent_id)
+        prompts = [request.body["messages"][0]["content"] for request in on.server.requests]
+        published = await on.published(RESPONSE_GENERATION, query_id)
+    line = date_line(entry_ms(query_id), zone)
+    assert [line in prompt.splitlines() for prompt in prompts] == [True, True]
+    assert [generation.time_zone for generation in published] == [zone, zone]
+
+
+async def test_committee_members_read_the_same_date(redis_url: str) -> None:
+    async with stage(redis_url) as on:
+        query_id = await on.ask("What day is it?", mode="committee", personas=["skeptic", "empath"], time_zone=EAST)
+        await on.answer(query_id)
+        prompts = [request.body["messages"][0]["content"] for request in on.server.requests]
+    line = date_line(entry_ms(query_id), EAST)
+    assert [line in prompt.splitlines() for prompt in prompts] == [True] * 3
+
+
+@pytest.mark.parametrize("zone", [EAST, WEST])
+async def test_tool_call_has_the_zone_of_its_question(redis_url: str, zone: str) -> None:
+    call = {"name": "web_search", "args": {"query": "Bitcoin price today"}}
+    rules = [{"when": {"tool_results": 0}, "respond": {"tool_calls": [call]}}]
+    searching = WebSearchSettings(redis_url=redis_url, heartbeat=0.2, drain=0.2, provider="mock")
+    async with running(web_search.app, searching), stage(redis_url, rules) as on:
+        await announced(redis_url, "web_search")
+        before = local_date(now_ms(), zone)
+        await on.answer(await on.ask("go", time_zone=zone))
+        told = on.server.requests[-1].body["messages"][-1]["content"]
+    days = {before, local_date(now_ms(), zone)}
+    assert any(f"Today's date: {day}\n" in told for day in days)
 
 
 async def listed(site: Site, key_id: str) -> str | None:
