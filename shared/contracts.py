@@ -6,6 +6,7 @@ error) and tolerant when they are read (an unknown field is ignored), so that ve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
@@ -621,7 +622,7 @@ SUBJECTS: tuple[Subject[Any], ...] = (
     DEAD_LETTER,
 )
 
-# Older tool names stay usable on the bus and when a model calls them.
+# Older tool names stay usable on the bus, in lists of tools, and when a model calls them.
 TOOL_ALIASES: dict[str, str] = {
     "recall_memory": "search_memory",
     "memory_recall": "search_memory",
@@ -631,11 +632,17 @@ TOOL_ALIASES: dict[str, str] = {
 
 
 def canonical_tool(name: str, args: dict[str, Any]) -> str:
-    """The current name of a tool; an old recall name with a `topic` argument means recall_topic."""
+    """Return the current name of the tool that a call means. An old recall name with a `topic` means recall_topic."""
     current = TOOL_ALIASES.get(name, name)
     if current == "search_memory" and name != current and args.get("topic"):
         return "recall_topic"
     return current
+
+
+def listed_tools(names: Iterable[str]) -> frozenset[str]:
+    """Return the current names of all tools that a list of names means: an old recall name means two of them."""
+    topic: dict[str, Any] = {"topic": "any"}
+    return frozenset(current for name in names for current in (canonical_tool(name, {}), canonical_tool(name, topic)))
 
 
 def persona_key(name: str) -> str:

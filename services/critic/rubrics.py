@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from shared.contracts import listed_tools
 from shared.errors import SettingsError
 
 DEFAULT = "realistic"
@@ -61,5 +62,6 @@ def check_choice(chosen: Mapping[str, str], rubrics: Mapping[str, Rubric]) -> No
 
 def rubric_for(tools: Collection[str], chosen: Mapping[str, str], rubrics: Mapping[str, Rubric]) -> Rubric:
     """The rubric of the first rule that one of the turn's tools fits; `realistic` when none does."""
-    name = next((rubric for tool, rubric in chosen.items() if tool in tools), DEFAULT)
+    used = listed_tools(tools)
+    name = next((rubric for tool, rubric in chosen.items() if not used.isdisjoint(listed_tools([tool]))), DEFAULT)
     return rubrics.get(name, rubrics[DEFAULT])

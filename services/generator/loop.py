@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import orjson
 
 from services.generator.terms import Placed, Terms
-from shared.contracts import ToolCallRecord, Usage
+from shared.contracts import ToolCallRecord, Usage, canonical_tool
 from shared.llm.port import ModelError, ToolCall
 
 Message = Mapping[str, Any]
@@ -240,7 +240,7 @@ def _not_run(call: ToolCall, why: str) -> ToolCallRecord:
 
 
 def _identity(call: ToolCall) -> str:
-    return call.name + orjson.dumps(call.args, option=orjson.OPT_SORT_KEYS).decode()
+    return canonical_tool(call.name, call.args) + orjson.dumps(call.args, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def tool_message(call: ToolCall, record: ToolCallRecord) -> dict[str, Any]:

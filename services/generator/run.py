@@ -40,6 +40,7 @@ from shared.contracts import (
     QueryReceived,
     ResponseGeneration,
     SessionSummarise,
+    listed_tools,
     prompt_version,
 )
 from shared.envelope import Message, entry_ms, now_ms
@@ -227,7 +228,7 @@ class Response:
         functions: Sequence[dict[str, Any]] = (),
     ) -> JournalSteps:
         """The steps of the answer, or of one committee member; `among` bounds the tools further."""
-        allowed = None if self._query.tools is None else frozenset(self._query.tools)
+        allowed = None if self._query.tools is None else listed_tools(self._query.tools)
         if among is not None:
             allowed = among if allowed is None else allowed & among
         return JournalSteps(

@@ -100,7 +100,8 @@ class Ports:
 class JournalSteps:
     """One agent's steps. `scope` names a committee member's part of the journal; it is empty for the one answer.
 
-    allowed: which of our tools are offered; None: all. functions: the schemas of the client's own, offered beside them.
+    allowed: which of our tools are offered, and run, by their current names; None: all.
+    functions: the schemas of the client's own, offered beside them.
     put_off: seconds that a call may be put off in favour of others' queries; None: as the settings say.
     arguments: of calls by their tool, where the model gives none. aside: it runs beside others, so that no single state
     is the query's: its calls are not shown as transitions.
@@ -396,7 +397,7 @@ class JournalSteps:
         recorded = self.ports.recall.results.get(call_id)
         if recorded is not None:
             return recorded
-        if self.allowed is not None and call.name not in self.allowed:
+        if self.allowed is not None and canonical_tool(call.name, call.args) not in self.allowed:
             error = f"unknown tool: '{call.name}'"
             record = ToolCallRecord(tool=call.name, args=call.args, result=f"[{error}]", error=error, call_id=call_id)
         else:

@@ -17,6 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
+from shared.contracts import TOOL_ALIASES
 from shared.llm.clean import Cleaner, Piece, asks_for_code, thought_calls
 from shared.llm.discovery import Discovered, tokens_of
 from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
@@ -305,7 +306,10 @@ class _Answer:
     def __init__(self, request: ChatRequest, *, think: bool) -> None:
         self._think = think
         # tools that the model cannot be offered any more are known all the same: it may print their calls
-        self._offered = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+        current = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+        # a model may print a call by an older name of a tool
+        older = {name: current[tool] for name, tool in TOOL_ALIASES.items() if tool in current}
+        self._offered = {**older, **current}
         self._cleaner = Cleaner(
             self._offered,
             asked=lambda: asks_for_code(_question(request)),

@@ -201,6 +201,13 @@ async def test_a_printed_call_of_a_model_that_takes_no_tools_is_known_by_its_nam
     assert [(call.name, call.args) for call in calls(deltas)] == [("web_search", {"query": "x"})]
 
 
+async def test_printed_call_by_an_older_tool_name_is_a_call(model: WiredChatModel, server: ScriptedModelServer) -> None:
+    play(server, {"respond": {"text": 'search_memories(query="x")'}})
+    memory = {**SEARCH, "function": {**SEARCH["function"], "name": "search_memory"}}
+    deltas = await answer(model, replace(ASK, tools=[memory]))
+    assert [(call.name, call.args) for call in calls(deltas)] == [("search_memories", {"query": "x"})]
+
+
 async def test_json_that_was_asked_for_by_a_schema_is_the_answer(
     model: WiredChatModel, server: ScriptedModelServer
 ) -> None:

@@ -219,6 +219,7 @@ async def test_what_a_user_has_is_found_in_documents_and_knowledge_too(
                 await eventually(offered, what="the tools are offered, and no other")
                 for name in FOUND:
                     assert text(await one.call_tool(name, {"query": "x"})) == f"{name} of ann: x"
+                assert text(await one.call_tool("recall_memory", {"query": "x"})) == "search_memory of ann: x"
                 with pytest.raises(MCPError, match="unknown tool"):
                     await one.call_tool("shut", {"query": "x"})
 

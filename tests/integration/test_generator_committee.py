@@ -145,6 +145,23 @@ async def test_members_search_memory_for_few_that_fit_and_three_times_at_most(re
     assert generation.usage.prompt_tokens == sum(message["prompt_tokens"] for message in spoken) > 0
 
 
+@pytest.mark.parametrize("name", ["search_memory", "search_memories", "recall_memory", "memory_recall"])
+@pytest.mark.parametrize("asked", [{"mode": "committee", "personas": ["skeptic"]}, {"tools": ["recall_memory"]}])
+async def test_older_name_of_a_listed_tool_is_called(redis_url: str, asked: dict[str, Any], name: str) -> None:
+    rules = [
+        {"when": {"tool_results": 0}, "times": 1, "respond": {"tool_calls": [{"name": name, "args": {"query": "x"}}]}},
+        saying("I found <<result>>."),
+        saying("So."),
+    ]
+    async with memory(redis_url), stage(redis_url, rules, tool_timeout=10) as on:
+        query_id = await on.ask("Shall I?", **asked)
+        await on.answer(query_id)
+        result = await on.seen(query_id, EntryType.TOOL_RESULT)
+        offered = [tool["function"]["name"] for tool in on.server.requests[0].body["tools"]]
+    assert (result.value()["tool"], result.value()["error"]) == ("search_memory", None)
+    assert offered == ["search_memory"]
+
+
 async def test_members_that_speak_at_once_use_tools_beside_each_other(redis_url: str) -> None:
     call = {"name": "search_memory", "args": {"query": "life"}}
     rules = [

@@ -29,6 +29,7 @@ from shared.contracts import (
     UserFeedback,
     canonical_tool,
     encode,
+    listed_tools,
 )
 from shared.envelope import Envelope
 from shared.errors import DecodeError
@@ -185,6 +186,23 @@ def test_stars_are_one_to_five(stars: int) -> None:
 )
 def test_older_tool_names_mean_the_current_ones(name: str, args: dict[str, str], current: str) -> None:
     assert canonical_tool(name, args) == current
+
+
+@pytest.mark.parametrize(
+    ("names", "current"),
+    [
+        ([], set()),
+        (["search_memory"], {"search_memory"}),
+        # by its arguments an old recall name is one of two tools
+        (["recall_memory"], {"search_memory", "recall_topic"}),
+        (["memory_recall", "web_search"], {"search_memory", "recall_topic", "web_search"}),
+        (["search_memories"], {"search_memory", "recall_topic"}),
+        (["memory_save"], {"save_topic"}),
+        (["git__log"], {"git__log"}),
+    ],
+)
+def test_list_of_tools_means_their_current_names(names: list[str], current: set[str]) -> None:
+    assert listed_tools(names) == current
 
 
 def response(**values: Any) -> ResponseGeneration:

@@ -35,6 +35,7 @@ from services.gateway.routes.queries import failure, loop_time_of, shown_result
 from services.gateway.schemas import QueryBody
 from services.gateway.sse import heard, parts
 from shared.bus.keys import journal_key
+from shared.contracts import canonical_tool
 from shared.errors import TransientError
 from shared.participant.settings import describe
 from shared.participant.tool_client import Caller
@@ -150,8 +151,8 @@ class McpServer:
         try:
             if params.name == "ask":
                 return await self._ask(ctx, args)
-            if params.name in TOOLS:
-                return await self._tool(params.name, args)
+            if (tool := canonical_tool(params.name, args)) in TOOLS:
+                return await self._tool(tool, args)
         except ApiError as exc:
             wait = (exc.headers or {}).get("Retry-After")
             return _said(f"{exc.message}{f'; try again in {wait} s' if wait else ''}", is_error=True)

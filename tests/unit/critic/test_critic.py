@@ -16,7 +16,7 @@ from services.critic.critic import Critic
 from services.critic.grading import absolute_prompt
 from services.critic.jury import Comparison, Grade
 from services.critic.pairs import Half, Offer
-from services.critic.rubrics import Rubric
+from services.critic.rubrics import Rubric, rubric_for
 from services.critic.settings import CriticSettings
 from services.critic.turns import LeftOut
 from shared.bus.keys import grade_key, verdict_key
@@ -455,3 +455,8 @@ async def test_an_answer_is_compared_by_its_rubric_or_by_the_turns_where_that_is
     ((told, *rest),) = bench.compared
     assert told.startswith(f"{asked}\n\n")
     assert rest == ["a", "Because.", "", RUBRICS[rubric]]
+
+
+@pytest.mark.parametrize("name", ["search_memory", "recall_memory", "search_memories"])
+def test_rubric_of_an_older_tool_name_fits_the_tool(name: str) -> None:
+    assert rubric_for(["search_memory"], {name: "style"}, RUBRICS) == RUBRICS["style"]

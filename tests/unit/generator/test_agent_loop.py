@@ -131,6 +131,13 @@ async def test_a_repeated_call_is_told_where_its_result_stands_and_the_tools_sta
     assert sum("result of f" in m["content"] for m in told) == 1
 
 
+async def test_call_repeated_by_an_older_name_is_not_run_again() -> None:
+    first, again = call("search_memory", query="x"), call("search_memories", "again", query="x")
+    steps = ScriptedSteps(reply("", first), reply("", again), reply("done"))
+    await run_agent(steps, QUESTION, 5)
+    assert steps.ran == [[(0, "search_memory")]]
+
+
 async def test_a_call_repeated_beside_a_new_one_leaves_further_calls() -> None:
     steps = ScriptedSteps(reply("", call("f")), reply("", call("f", "again"), call("g")), reply("done"))
     await run_agent(steps, QUESTION, 5)
