@@ -35,13 +35,20 @@ NAMES = (*_RATES, *_MEANS, *_LEVELS)
 Totals = Mapping[str, float]
 
 
+# Routes whose 503 is the answer to the question that was asked, not a failure.
+_PROBES = frozenset({"/ready"})
+
+
 def totals(families: Iterable[Metric]) -> dict[str, float]:
-    """Every sample's sum over its labels; what was answered with 500 and more also as `local2_http_errors_total`."""
+    """Return every sample's sum over its labels.
+
+    Answers of 500 and more, except those of probes, are summed as `local2_http_errors_total`.
+    """
     found: defaultdict[str, float] = defaultdict(float)
     for family in families:
         for name, labels, value, *_ in family.samples:
             found[name] += value
-            if name == _RATES["requests"] and labels["status"] >= "500":
+            if name == _RATES["requests"] and labels["status"] >= "500" and labels["route"] not in _PROBES:
                 found[_RATES["errors"]] += value
     return found
 

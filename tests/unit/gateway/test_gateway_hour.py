@@ -11,15 +11,19 @@ from services.gateway.metrics import Metrics, Reading
 from shared.participant.registry import ReplicaInfo
 
 
-def test_totals_are_sums_over_labels_and_errors_are_the_server_s_own() -> None:
-    requests = CounterMetricFamily("local2_http_requests", "", labels=["status"])
-    for status, count in (("200", 90), ("404", 5), ("500", 1), ("503", 3)):
-        requests.add_metric([status], count)
+def test_totals_of_samples_sum_labels_and_failed_requests() -> None:
+    requests = CounterMetricFamily("local2_http_requests", "", labels=["route", "status"])
+    for route, status, count in (
+        ("/query", "200", 90), ("/query", "404", 5), ("/query", "500", 1), ("/query", "503", 3),
+        # the probe answers 503 while a part is missing: nothing failed
+        ("/ready", "200", 2), ("/ready", "503", 40),
+    ):  # fmt: skip
+        requests.add_metric([route, status], count)
     lag = GaugeMetricFamily("local2_group_lag", "", labels=["group"])
     lag.add_metric(["a"], 2)
     lag.add_metric(["b"], 3)
     found = totals([requests, lag])
-    assert found["local2_http_requests_total"] == 99
+    assert found["local2_http_requests_total"] == 141
     assert found["local2_http_errors_total"] == 4
     assert found["local2_group_lag"] == 5
 
