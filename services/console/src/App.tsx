@@ -17,6 +17,7 @@ import { THEMES, type Theme } from "./theme";
 import { Icon } from "./ui/icons";
 import { Palette } from "./ui/Palette";
 import { Dialog, IconButton, Menu, type Choice } from "./ui/parts";
+import { counted } from "./words";
 
 const About = lazy(() => import("./places/About"));
 const Operate = lazy(() => import("./operate/Operate"));
@@ -263,7 +264,7 @@ function ReadyBadge({ ready }: { ready: Readiness | null }) {
   const facts = model?.facts ?? {};
   const abilities = Array.isArray(facts["abilities"]) ? `can: ${facts["abilities"].join(", ")}` : "";
   const note = model?.note;
-  const told = [facts["server"], facts["window"] && `window ${Number(facts["window"]).toLocaleString("en")} tokens`, facts["slots"] && `${String(facts["slots"])} at a time`, abilities, note].filter(Boolean).join("; ");
+  const told = [facts["server"], facts["window"] && `window ${counted(Number(facts["window"]), "token")}`, facts["slots"] && `${String(facts["slots"])} at a time`, abilities, note].filter(Boolean).join("; ");
   return (
     <span className={fine ? (model?.demo || note ? "ready fair" : "ready good") : "ready poor"} role="status" title={fine ? told || undefined : troubles.join("\n")}>
       <span className="dot" aria-hidden="true" /> <span className="ready-text">{fine ? `${model?.demo ? "demonstration model " : ""}${model?.model ?? "ready"}` : troubles[0] || ready.status}</span>

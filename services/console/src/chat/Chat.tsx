@@ -12,6 +12,7 @@ import { TurnView, type TurnActions } from "./TurnView";
 import type { Turn } from "./turn";
 import { rows, type Row } from "./versions";
 import { Waterfall } from "./Waterfall";
+import { counted } from "../words";
 
 const NEAR_END = 80;
 const NEAR_START = 400;
@@ -198,7 +199,7 @@ function Gauge({ conversation, window }: { conversation: Conversation; window: n
   const share = Math.min(100, Math.round((100 * used) / window));
   if (share < 20) return null;
   return (
-    <p className="gauge dim" title={`${used.toLocaleString("en")} of ${window.toLocaleString("en")} tokens. The oldest turns are left out of what the model sees when it is full; you can still read them.`}>
+    <p className="gauge dim" title={`${used.toLocaleString("en")} of ${counted(window, "token")}. The oldest turns are left out of what the model sees when it is full; you can still read them.`}>
       <meter min="0" max="100" high={80} value={share} aria-label="How full the model's window is" /> {share} % of what the model can see at once
     </p>
   );

@@ -7,6 +7,7 @@ import type { ChatSettings } from "./ChatSettings";
 import type { Ask } from "./conversation";
 import { keep, kept } from "../storage";
 import type { FileOf } from "./turn";
+import { counted } from "../words";
 
 const MOST_CHARS = 400_000;
 const MOST_FILES = 16;
@@ -150,7 +151,7 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
 }
 
 function chosen({ model, temperature, personas, mode, systemPrompt }: ChatSettings): string {
-  const parts = [model, temperature === null ? "" : `temperature ${temperature}`, systemPrompt && "own instructions", mode === "committee" && personas.length ? `${personas.length} personas` : ""];
+  const parts = [model, temperature === null ? "" : `temperature ${temperature}`, systemPrompt && "own instructions", mode === "committee" && personas.length ? counted(personas.length, "persona") : ""];
   return parts.filter(Boolean).join(" · ") || "Usual settings";
 }
 

@@ -6,6 +6,7 @@ import { Prose } from "../markdown/Prose";
 import { Icon, type IconName } from "../ui/icons";
 import { colourOf, duration } from "../ui/parts";
 import { hits, textOf, type Part, type Persona, type Thinking } from "./turn";
+import { counted } from "../words";
 
 interface Now {
   /** Nothing more will come. */
@@ -134,7 +135,7 @@ function MemoryHit({ hit }: { hit: Record<string, unknown> }) {
   const known = [
     `relevance ${figure(hit["relevance"])}`,
     typeof why["similarity"] === "number" && `similarity ${figure(why["similarity"])}`,
-    seconds !== null && `${Math.floor(seconds / 86_400)} days old`,
+    seconds !== null && `${counted(Math.floor(seconds / 86_400), "day")} old`,
     hit["sentiment"] && `voted ${text(hit["sentiment"])}`,
     text(hit["mark"]).toLowerCase(),
   ].filter(Boolean);

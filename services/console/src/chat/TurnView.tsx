@@ -8,6 +8,7 @@ import { Badges, Rating, Words } from "./Judging";
 import { SafeLink, Steps, host } from "./Steps";
 import { useStore } from "./store";
 import { isOver, sources, textOf, type Turn } from "./turn";
+import { counted } from "../words";
 
 export interface TurnActions {
   edit(turn: Turn): void;
@@ -124,7 +125,7 @@ function summary(turn: Turn, window: number): string {
   const share = window && prompt ? Math.round((100 * Math.min(window, prompt + completion)) / window) : 0;
   return [
     turn.model,
-    prompt || completion ? `${(prompt + completion).toLocaleString("en")} tokens` : "",
+    prompt || completion ? counted(prompt + completion, "token") : "",
     share > 0 ? `${share} % of the window` : "",
     turn.finish === "length" ? "cut at the length limit" : "",
     turn.detail === "expired" ? "its steps were not kept" : "",

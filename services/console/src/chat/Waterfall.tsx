@@ -3,6 +3,7 @@ import { call } from "../api/http";
 import type { TurnTold } from "../api/types";
 import { Dialog, duration } from "../ui/parts";
 import { textOf, type Turn } from "./turn";
+import { counted } from "../words";
 
 /** What crossed the bus for a question, and when. */
 export function Waterfall({ sessionId, turn, onClose }: { sessionId: string | null; turn: Turn | null; onClose(): void }) {
@@ -23,7 +24,7 @@ export function Waterfall({ sessionId, turn, onClose }: { sessionId: string | nu
           <dt>Question</dt><dd dir="auto">{turn.query.slice(0, 300)}</dd>
           <dt>Model</dt><dd>{turn.model ?? "not known"}</dd>
           <dt>Tokens</dt><dd>{turn.usage.prompt_tokens} read, {turn.usage.completion_tokens} written</dd>
-          <dt>Answer</dt><dd>{textOf(turn.pieces).length.toLocaleString("en")} characters{turn.finish ? `, ended by ${turn.finish}` : ""}</dd>
+          <dt>Answer</dt><dd>{counted(textOf(turn.pieces).length, "character")}{turn.finish ? `, ended by ${turn.finish}` : ""}</dd>
           <dt>Question's id</dt><dd><code>{turn.queryId}</code></dd>
         </dl>
       )}

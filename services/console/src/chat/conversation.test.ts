@@ -4,7 +4,7 @@ import type { QueryListed, TurnShown } from "../api/types";
 import { Conversation } from "./conversation";
 import { textOf } from "./turn";
 
-const turn = (n: number): TurnShown => ({ query_id: `${n}-0`, after: null, query: `q${n}`, answer: `a${n}`, time: n, interrupted: false });
+const turn = (n: number): TurnShown => ({ query_id: `${n}-0`, after: null, query: `q${n}`, answer: `a${n}`, time: n, interrupted: false, attachments: [] });
 const failed = (n: number): QueryListed => ({ query_id: `${n}-0`, session_id: "s", state: "failed", query: `f${n}`, mode: "chat", accepted: n, after: null, error: { code: "model_missing", message: "no model" } });
 const info = { session_id: "s", title: "t", created: 1, updated: 1, pinned: false, settings: {}, tip: "9-0", total: 4, messages: [] };
 
@@ -72,4 +72,20 @@ it("of an answer of which nothing is kept no more is shown than is known, and th
   await settled(() => first!.turn.detail === "expired" && last!.turn.detail === "expired");
   expect([textOf(last!.turn.pieces), last!.turn.state, last!.turn.critique?.score, last!.turn.rateable]).toEqual(["a9", "completed", 2, false]);
   expect([textOf(first!.turn.pieces), first!.turn.state]).toEqual(["a7", "completed"]);
+});
+
+it.each([
+  ["Australia/Sydney", ["Australia/Sydney"]],
+  ["Mars/Olympus_Mons", ["Mars/Olympus_Mons", null]],
+])("a question carries the browser's time zone, and is asked without one that is unknown: %s", async (zone, sent) => {
+  const bodies: string[] = [];
+  vi.stubGlobal("fetch", (path: string, { body }: RequestInit = {}) => {
+    if (path.startsWith("query?")) bodies.push(String(body));
+    if (String(body).includes("Mars")) return Promise.resolve(Response.json({ error: { code: "invalid_request", message: "time_zone: unknown time zone" } }, { status: 422 }));
+    return Promise.resolve(Response.json(path.startsWith("query?") ? { query_id: "1-0", session_id: "s" } : { queries: [], ...info, turns: [], earlier: null }));
+  });
+  const format = vi.spyOn(Intl.DateTimeFormat.prototype, "resolvedOptions").mockReturnValue({ timeZone: zone } as Intl.ResolvedDateTimeFormatOptions);
+  await conversation.ask({ query: "What day is it?" });
+  format.mockRestore();
+  expect(bodies.map((body) => (JSON.parse(body) as { time_zone: string | null }).time_zone)).toEqual(sent);
 });

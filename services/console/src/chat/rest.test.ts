@@ -39,7 +39,7 @@ describe("a vote", () => {
 });
 
 it("a conversation is saved with its questions quoted, under a name that every system takes", () => {
-  const turn: TurnShown = { query_id: "1-0", after: null, query: "One\nand two?", answer: "**Both.**", time: 0, interrupted: false };
+  const turn: TurnShown = { query_id: "1-0", after: null, query: "One\nand two?", answer: "**Both.**", time: 0, interrupted: false, attachments: [] };
   expect(asMarkdown("A\ntitle", [turn])).toBe("# A title\n\n## 1970-01-01 00:00\n\n> One\n> and two?\n\n**Both.**\n");
   expect(fileName("../a: b?/*")).toBe("a-b");
   expect(fileName("///")).toBe("conversation");

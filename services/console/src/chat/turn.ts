@@ -2,6 +2,7 @@
 
 import type { components } from "../api/schema";
 import type { Call, Critique, Failure, JournalEvent, Pairwise, Reward, Usage } from "../api/types";
+import { counted } from "../words";
 
 /** A piece of text with the id of its entry, so that void ones can be taken out. */
 export interface Piece {
@@ -126,7 +127,7 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
       note(turn, entry.data.message || entry.data.code);
       break;
     case "context.truncated":
-      note(turn, `The oldest turns no longer fit the model's context: ${entry.data.dropped_turns} left out, ${entry.data.kept_turns} kept.`);
+      note(turn, `The oldest turns no longer fit the model's context: ${counted(entry.data.dropped_turns, "turn")} left out, ${entry.data.kept_turns} kept.`);
       break;
     case "restarted":
       discard(scopeOf(turn, entry.data), entry.data.discard_after || "0-0");

@@ -5,8 +5,9 @@ import { Dialog, age, duration } from "../ui/parts";
 import { Entries, StateSwitch } from "./Activity";
 import { useAsked, useTail, usePolled, type BusEntry, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Grid, Json, Note, Waiting, counted, sum, type Column } from "./parts";
+import { Grid, Json, Note, Waiting, sum, type Column } from "./parts";
 import { fits, isState, participantOf, respondentOf, spansOf, summaryOf, withLog, type Wanted } from "./summary";
+import { counted } from "../words";
 
 const SHOWN = 200;
 const EVERYTHING: readonly string[] = [];

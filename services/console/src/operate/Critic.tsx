@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useState } from "react";
 import { call } from "../api/http";
 import { colourOf } from "../ui/parts";
-import { useAsked, useTail, useWork, type Shapes } from "./asking";
+import { useAsked, useRespondentB, useTail, useWork, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
 import { Grid, Json, Note, Refresh, State, Waiting, When, type Column } from "./parts";
 import { beginning } from "./summary";
@@ -30,6 +30,7 @@ export default function Critic({ onGo }: PageProps) {
   const [verdicts, setVerdicts] = useState<Verdict[] | null>(null);
   const [older, setOlder] = useState<string | null>(null);
   const [trouble, run] = useWork();
+  const second = useRespondentB();
   const news = useTail(SUBJECTS, 0).entries[0]?.entry_id;
   const load = useCallback((after: string | null) => run(async () => {
     const page = await call<Shapes["VerdictPage"]>("GET", `preferences/verdicts?limit=${PAGE}${after ? `&cursor=${encodeURIComponent(after)}` : ""}`);
@@ -56,7 +57,7 @@ export default function Critic({ onGo }: PageProps) {
         <Note>{trouble}</Note>
         {!verdicts && !trouble && <Waiting />}
         {verdicts && (
-          <Grid name="Verdicts" rows={verdicts} keyOf={(one) => one.id} columns={columns} empty="No verdict has come yet. The judge grades answers when the model server is at rest; it compares them where there is a respondent B (local2 run --respondent-b)."
+          <Grid name="Verdicts" rows={verdicts} keyOf={(one) => one.id} columns={columns} empty={`No verdict has come yet. The judge grades answers when the model server is at rest; it compares them where there is a respondent B${second === false ? " (local2 run --respondent-b)" : ""}.`}
             detail={(one) => <Detail verdict={one} onGo={onGo} />}>
             <Refresh onClick={() => void load(null)} />
           </Grid>

@@ -5,6 +5,7 @@ import { call } from "../api/http";
 import { IconButton } from "../ui/parts";
 import { useWork, type Shapes } from "./asking";
 import { Confirm, Grid, Json, Note, Refresh, Waiting, When, type Column, type Question } from "./parts";
+import { counted } from "../words";
 
 type Letter = Shapes["DeadLetterShown"];
 type Page = Shapes["DeadLetterPage"];
@@ -58,7 +59,7 @@ export default function DeadLetters() {
           )}>
           <Refresh onClick={() => void load(null)} />
           {letters.length > 0 && <button type="button" className="tool danger-text" onClick={() => ask({
-            title: `Drop all ${total} messages?`, words: "None of them is handled, and none can be replayed any more.", yes: "Drop all",
+            title: `Drop ${total === 1 ? "the only message" : `all ${counted(total, "message")}`}?`, words: "What is dropped is not handled, and cannot be replayed any more.", yes: "Drop all",
             act: () => void run(async () => { const { dropped } = await call<Shapes["DroppedCount"]>("DELETE", "dead-letters"); await load(null); return `${dropped} dropped.`; }),
           })}>Drop all</button>}
         </Grid>

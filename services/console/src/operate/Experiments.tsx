@@ -3,7 +3,7 @@
 import { useState } from "react";
 import { call } from "../api/http";
 import { Dialog } from "../ui/parts";
-import { useAsked, useWork, type Shapes } from "./asking";
+import { useAsked, useRespondentB, useWork, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
 import { Confirm, Grid, Json, Note, Refresh, State, Waiting, When, percent, type Column, type Question } from "./parts";
 
@@ -16,6 +16,7 @@ const DECISIONS = { better: "B is better", worse: "B is worse", "not yet": "not 
 
 export default function Experiments({ rest, onGo }: PageProps) {
   const { found, wrong, refresh } = useAsked<Shapes["ExperimentList"]>("experiments", POLL);
+  const second = useRespondentB();
   const [making, make] = useState(false);
   const [said, run] = useWork();
   const name = rest[0];
@@ -35,7 +36,7 @@ export default function Experiments({ rest, onGo }: PageProps) {
       <Note>{wrong || said}</Note>
       {!found && !wrong && <Waiting />}
       {found && (
-        <Grid name="Experiments" rows={found.experiments} keyOf={(one) => `${one.name} ${one.started}`} columns={columns} empty="There has been none yet. It needs a respondent B: local2 run --respondent-b.">
+        <Grid name="Experiments" rows={found.experiments} keyOf={(one) => `${one.name} ${one.started}`} columns={columns} empty={`There has been none yet.${second === false ? " An experiment needs a respondent B: local2 run --respondent-b." : ""}`}>
           <button type="button" className="primary" onClick={() => make(true)}>New experiment</button>
           <Refresh onClick={refresh} />
         </Grid>

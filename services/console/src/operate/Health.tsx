@@ -6,9 +6,10 @@ import { sleep } from "../api/events";
 import type { Readiness } from "../api/types";
 import { usePolled, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Note, State, Waiting, counted, sum } from "./parts";
+import { Note, State, Waiting, sum } from "./parts";
 import { Facts } from "./Participants";
 import { advice, warningsOf } from "./advice";
+import { counted } from "../words";
 
 const INTERVAL = 5_000;
 const NAMES: Record<string, string> = { gateway: "Gateway", bus: "Bus (Redis)", model: "Model", generator: "Generator", memory: "Memory", tools: "Tools" };
@@ -42,7 +43,7 @@ export default function Health({ onGo }: PageProps) {
           <li key={name} className="card">
             <p className="health-head"><b>{NAMES[name] ?? name}</b> <State fine={part.ok ? (part.note || part.demo ? "fair" : "good") : "poor"}>{part.ok ? (part.demo ? "demonstration" : "well") : "not well"}</State></p>
             {part.model && <p>{part.model}{part.backend ? ` at ${part.backend}` : ""}</p>}
-            {part.replicas !== undefined && <p className="dim">{part.replicas === 1 ? "1 replica" : `${part.replicas} replicas`}</p>}
+            {part.replicas !== undefined && <p className="dim">{counted(part.replicas, "replica")}</p>}
             {part.reason && <p className="error-text" dir="auto">{part.reason}</p>}
             {part.note && <p className="fair-text" dir="auto">{part.note}</p>}
             {part.missing && part.missing.length > 0 && <p>Missing: {part.missing.join(", ")}</p>}

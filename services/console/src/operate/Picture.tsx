@@ -3,6 +3,7 @@
 import { useMemo, useState } from "react";
 import type { Shapes } from "./asking";
 import { placed } from "./layout";
+import { counted } from "../words";
 
 const RADIUS = 12;
 // A few names are not drawn larger than so many times what they are among many.
@@ -17,7 +18,7 @@ export default function Picture({ graph, onAbout }: { graph: Shapes["KnowledgeGr
   const chosen = (name: string, id: string) => onAbout(id === "@user" ? "me" : name);
   return (
     <figure className="picture">
-      <svg viewBox={frame.join(" ")} role="group" aria-label={`${spots.length} names and ${lines.length} facts`} style={{ maxHeight: `min(60vh, ${frame[3] * LARGEST}px)` }}>
+      <svg viewBox={frame.join(" ")} role="group" aria-label={`${counted(spots.length, "name")} and ${counted(lines.length, "fact")}`} style={{ maxHeight: `min(60vh, ${frame[3] * LARGEST}px)` }}>
         {lines.map(({ id, from, to, relation, state }) => {
           const along = Math.atan2(to.y - from.y, to.x - from.x);
           const end = { x: to.x - RADIUS * Math.cos(along), y: to.y - RADIUS * Math.sin(along) };

@@ -3,18 +3,20 @@
 import { useEffect, useState } from "react";
 import { call, request } from "../api/http";
 import { save } from "../chat/exporting";
-import { trouble, useAsked, useWork, type Shapes } from "./asking";
-import { Note, Refresh, Waiting, counted, percent } from "./parts";
+import { trouble, useAsked, useRespondentB, useWork, type Shapes } from "./asking";
+import { Note, Refresh, Waiting, percent } from "./parts";
 import { axisOf, signed } from "./ranking";
+import { counted } from "../words";
 
 type Board = Shapes["Ranking"];
 type Row = Shapes["RankedConfig"];
 
 /** How many rows a file will have. */
-const rowsOf = ({ rows, more }: Shapes["ExportCount"]) => (more ? `${rows} rows or more` : counted(rows, "row"));
+const rowsOf = ({ rows, more }: Shapes["ExportCount"]) => `${counted(rows, "row")}${more ? " or more" : ""}`;
 
 export default function Ranking() {
   const { found: board, wrong, refresh } = useAsked<Shapes["Leaderboard"]>("preferences/leaderboard");
+  const second = useRespondentB();
   const [intent, setIntent] = useState("");
   const shown = intent ? board?.intents[intent] : board;
   return (
@@ -32,7 +34,7 @@ export default function Ranking() {
             <Refresh onClick={refresh} />
           </div>
         )}
-        {shown && <><Strengths title="By the judge" board={shown.judge} empty="Nothing has been compared yet. Two configurations have to answer the same questions: start a respondent B (local2 run --respondent-b) or an experiment." />
+        {shown && <><Strengths title="By the judge" board={shown.judge} empty={`Nothing has been compared yet. Two configurations have to answer the same questions${second === false ? ": start a respondent B (local2 run --respondent-b)" : ""}.`} />
           <Strengths title="By people" board={shown.people} empty="There are too few votes yet: configurations are compared once answers of at least two of them were rated in Chat." /></>}
         {board && !intent && board.agreement.share !== null && <p className="dim">Judge and people agree on {percent(board.agreement.share)} of {counted(board.agreement.cases, "answer")}{board.agreement.kappa === null ? "" : ` (kappa ${board.agreement.kappa.toFixed(2)})`}.</p>}
       </section>

@@ -4,11 +4,12 @@ import { useState } from "react";
 import { call } from "../api/http";
 import { useAsked, useWork, type Shapes } from "./asking";
 import { Confirm, Grid, Note, Refresh, Waiting, When, type Column, type Question } from "./parts";
+import { counted } from "../words";
 
 type Shown = Shapes["RetentionShown"];
 type Kind = Shapes["KindKept"];
 
-export const keptFor = (days: number): string => (days === 0 ? "for ever" : days === 1 ? "1 day" : `${days} days`);
+export const keptFor = (days: number): string => (days === 0 ? "for ever" : counted(days, "day"));
 
 export default function Retention() {
   const { found, wrong, refresh } = useAsked<Shown>("retention");
@@ -24,7 +25,7 @@ export default function Retention() {
     const would = await call<Shown>("GET", `retention?days=${days}`);
     const due = would.kinds.find((one) => one.kind === kind.kind)?.due ?? 0;
     if (!due) return set(kind, days);
-    ask({ title: `Keep ${kind.kind} for ${keptFor(days)}?`, words: `${due} of ${kind.kept} are older, and will be removed for good within a day.`, yes: "Keep them so long", act: () => set(kind, days) });
+    ask({ title: `Keep ${kind.kind} for ${keptFor(days)}?`, words: `${due} of ${kind.kept} ${due === 1 ? "is" : "are"} older, and will be removed for good within a day.`, yes: "Keep them so long", act: () => set(kind, days) });
   });
   const columns: Column<Kind>[] = [
     { name: "Kind", value: (one) => one.kind, wide: true },

@@ -6,6 +6,7 @@ import { trouble, useTail, type Shapes } from "./asking";
 import { blamed, changes, fieldsOf, same, written, type Draft, type Field } from "./form";
 import { Note, Waiting, When } from "./parts";
 import { beginning, timeOf } from "./summary";
+import { counted } from "../words";
 
 type Shown = Shapes["SettingsShown"];
 
@@ -68,7 +69,7 @@ export function Settings({ participant }: { participant: string }) {
       <History participant={participant} />
       {(count > 0 || Object.keys(wrong).length > 0) && (
         <div className="settings-foot">
-          <span>{Object.keys(wrong).length ? "Some values cannot be kept." : count === 1 ? "One setting is changed." : `${count} settings are changed.`}</span>
+          <span>{Object.keys(wrong).length ? "Some values cannot be kept." : `${counted(count, "setting")} ${count === 1 ? "is" : "are"} changed.`}</span>
           <button type="button" className="quiet" onClick={() => { setDraft({}); refuse({}); }}>Take it back</button>
           <button type="submit" className="primary">Keep</button>
         </div>

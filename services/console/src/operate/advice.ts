@@ -1,6 +1,7 @@
 // What an operator can do about a part that is not well.
 
 import type { components } from "../api/schema";
+import { counted } from "../words";
 
 type Part = components["schemas"]["PartState"];
 type Participant = components["schemas"]["Participant"];
@@ -34,7 +35,7 @@ export function warningsOf(participants: readonly Participant[]): Warning[] {
   };
   for (const { name, replicas, work } of participants) {
     const waiting = (work ?? []).reduce((sum, one) => sum + (one.backlog ?? 0), 0);
-    if (!replicas.length) warn(name, waiting ? `No replica is alive, and ${waiting} messages wait.` : "No replica is alive.", "Start it; what waits is handled then. Where it is not wanted, nothing is to be done.");
+    if (!replicas.length) warn(name, waiting ? `No replica is alive, and ${counted(waiting, "message")} ${waiting === 1 ? "waits" : "wait"}.` : "No replica is alive.", "Start it; what waits is handled then. Where it is not wanted, nothing is to be done.");
     for (const { facts = {} } of replicas) {
       for (const [fact, value] of Object.entries(facts)) {
         if (typeof value === "string" && value && (fact === "degraded" || fact.endsWith("_reason"))) warn(name, value);

@@ -10,6 +10,7 @@ export type Shapes = components["schemas"];
 export type BusEntry = Shapes["BusEntry"];
 
 const INTERVAL = 2_000;
+const RARELY = 15_000;
 const KEPT = 1_000;
 // A busy bus says more than anybody reads: what has come is shown so many ms later, together.
 const PAUSE = 150;
@@ -58,6 +59,12 @@ export function useAsked<T>(path: string | null, every = 0): Asked<T> {
 }
 
 export const usePolled = <T,>(path: string): Asked<T> => useAsked<T>(path, INTERVAL);
+
+/** Whether a respondent B runs; null: not known. */
+export function useRespondentB(): boolean | null {
+  const { found } = useAsked<Shapes["ParticipantList"]>("participants", RARELY);
+  return found && found.participants.some(({ name, replicas }) => name === "respondent-b" && replicas.length > 0);
+}
 
 /** Work that somebody started; what came of it is said, never thrown. */
 export function useWork(): [string, (work: () => Promise<string | void>) => Promise<void>] {

@@ -1,5 +1,6 @@
 // A form made from a JSON schema: which fields a participant's settings have, and what a field's words mean.
 
+import { counted } from "../words";
 type Schema = Record<string, unknown>;
 export type Kind = "switch" | "choice" | "number" | "text" | "json";
 
@@ -139,7 +140,7 @@ export function read(field: Field, words: string | boolean): Read {
       const least = Number(schema["minLength"] ?? 0);
       const most = Number(schema["maxLength"] ?? Infinity);
       if (words.length < least) return { wrong: "This must not be empty." };
-      return words.length > most ? { wrong: `This must have at most ${most} characters.` } : { value: words };
+      return words.length > most ? { wrong: `This must have at most ${counted(most, "character")}.` } : { value: words };
     }
   }
 }

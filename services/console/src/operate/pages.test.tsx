@@ -233,6 +233,22 @@ test("changes of state are shown to whoever asks for them, and a message leads t
   entries.pop();
 });
 
+test.each(["experiments", "ranking", "critic"].flatMap((page) => [true, false].map((runs) => [page, runs] as const)))("%s asks for a respondent B only where none runs (runs: %s)", async (page, runs) => {
+  const none: Record<string, unknown> = {
+    participants: { participants: [{ name: "respondent-b", replicas: runs ? [{ replica: "r1", state: "ready" }] : [], work: [] }] },
+    experiments: { experiments: [] },
+    "preferences/leaderboard": { judge: { ...board, rows: [] }, people: { ...board, rows: [] }, agreement: { cases: 0, share: null, kappa: null }, intents: {} },
+    "preferences/verdicts": { verdicts: [], cursor: null },
+  };
+  const known = { ...ANSWERS };
+  Object.assign(ANSWERS, none);
+  await show(page);
+  await until(() => /There has been none yet|Nothing has been compared yet|No verdict has come yet/.test(document.body.textContent!));
+  if (!runs) await until(() => document.body.textContent!.includes("--respondent-b"));
+  else for (let look = 0; look < 10; look += 1) { await until(() => true); expect(document.body.textContent).not.toContain("--respondent-b"); }
+  Object.assign(ANSWERS, known);
+});
+
 test("a page that is not for this key says so", async () => {
   vi.stubGlobal("fetch", () => Promise.resolve(Response.json({ error: { code: "forbidden", message: "no" } }, { status: 403 })));
   await show("keys");
@@ -245,6 +261,6 @@ test("an export says how many rows it has before it is asked for, and why none",
   await until(() => words("Pairs (DPO): 0 rows"));
   expect(words("Pairs").disabled).toBe(true);
   expect(document.body.textContent).toContain(`Pairs (DPO): no rows: ${HOSTILE}`);
-  expect([words("Single").textContent, words("Grades").textContent]).toEqual(["Single answers (KTO): 1 row", "Grades with their words: 1003 rows or more"]);
+  expect([words("Single").textContent, words("Grades").textContent]).toEqual(["Single answers (KTO): 1 row", "Grades with their words: 1,003 rows or more"]);
   expect(words("Single").disabled || words("Grades").disabled).toBe(false);
 });

@@ -2,6 +2,7 @@
 
 import { Fragment, useId, useState, type ReactNode } from "react";
 import { Icon } from "../ui/icons";
+import { counted } from "../words";
 import { Dialog } from "../ui/parts";
 import { arranged, isMissing, type Cell, type Order } from "./sorting";
 
@@ -165,6 +166,5 @@ export function When({ ms }: { ms: number }) {
   return <time dateTime={at.toISOString()} title={at.toISOString()}>{shown}</time>;
 }
 
-export const counted = (number: number, what: string): string => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 export const percent = (share: number): string => `${Math.round(share * 100)} %`;
 export const sum = <T,>(items: readonly T[], value: (item: T) => number | null | undefined): number => items.reduce((total, item) => total + (value(item) ?? 0), 0);

@@ -1,6 +1,7 @@
 // What a message of the bus says, in a line; and the messages of one question in their order.
 
 import type { BusEntry } from "./asking";
+import { counted } from "../words";
 
 const BEGINNING = 160;
 
@@ -30,14 +31,14 @@ export function summaryOf(entry: BusEntry): string {
       const parts = [beginning(words(payload["answer"])) || "no answer"];
       if (words(payload["thinking"])) parts.push(`thought: ${beginning(words(payload["thinking"]), 60)}`);
       const tools = count(payload["tool_calls"]);
-      if (tools) parts.push(tools === 1 ? "1 tool" : `${tools} tools`);
+      if (tools) parts.push(counted(tools, "tool"));
       return parts.join(" · ");
     }
     case "answer.dialog": return beginning(words(payload["answer"]));
     case "agent.transition": return `${words(payload["from"])} → ${words(payload["to"])} (${words(payload["action"])})`;
     case "critique.result": return beginning(`${payload["score"] === null || payload["score"] === undefined ? "no grade" : `${String(payload["score"])} of 5`}: ${words(payload["feedback"])}`);
     case "pairwise.result": return beginning(`${payload["winner"] === "tie" ? "as good as each other" : `${words(payload["winner"])} is better`}: ${words(payload["reason"])}`);
-    case "user.feedback": return [payload["withdrawn"] === true ? "withdrawn" : "", words(payload["sentiment"]), typeof payload["stars"] === "number" ? `${payload["stars"]} stars` : "", words(payload["comment"])].filter(Boolean).join(", ");
+    case "user.feedback": return [payload["withdrawn"] === true ? "withdrawn" : "", words(payload["sentiment"]), typeof payload["stars"] === "number" ? counted(payload["stars"], "star") : "", words(payload["comment"])].filter(Boolean).join(", ");
     case "reward.event": return payload["withdrawn"] === true ? `vote withdrawn for ${words(payload["respondent_id"])}` : `reward ${String(payload["reward"])} for ${words(payload["respondent_id"])}`;
     case "settings.update": return beginning(`${words(payload["participant"])}: ${Object.keys((payload["values"] as object | null) ?? {}).join(", ")}`);
     case "memory.changed": return changed(payload);

@@ -1,0 +1,4 @@
+// Numbers of things in words.
+
+/** Return a number with its noun: "1 row", "2 rows", "1,024 memories". `plural`: where an s is not enough. */
+export const counted = (number: number, noun: string, plural = `${noun}s`): string => `${number.toLocaleString("en")} ${number === 1 ? noun : plural}`;
