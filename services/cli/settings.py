@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, Field, SecretStr
 
 from shared.errors import SettingsError
-from shared.llm.settings import JUDGE, BackendSettings, JudgeName
+from shared.llm.settings import BackendSettings, JudgeSettings, RespondentModel
 from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings
 
@@ -115,12 +115,8 @@ class DrainWish(Settings):
     whole: ClassVar[bool] = False
 
 
-class ModelWish(BackendSettings):
+class ModelWish(RespondentModel):
     """The part of a respondent's settings that decides which model server is needed."""
-
-    whole: ClassVar[bool] = False
-
-    model: str = Field(default="gemma4:e4b", description="Name of the model")
 
     @property
     def named(self) -> bool:
@@ -166,14 +162,10 @@ class RewardWish(Settings):
         return self.database or self.data_dir / "preferences.sqlite"
 
 
-class CriticWish(BackendSettings):
+class CriticWish(JudgeSettings):
     """The part of the critic's settings that decides which model must be there."""
 
     whole: ClassVar[bool] = False
-
-    model: JudgeName = Field(
-        default=JUDGE, validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"), description="Name of the judge"
-    )
 
 
 class SearchWish(Settings):

@@ -5,31 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 
 from services.critic.rubrics import check_choice, load_rubrics
 from shared.errors import SettingsError
 from shared.llm.courtesy import CourtesySettings
-from shared.llm.settings import JUDGE, BackendSettings, JudgeName
+from shared.llm.settings import JudgeName, JudgeSettings
 from shared.participant.settings import Settings
 
 # Calls of the judge's tools that one replica runs at the same time.
 _TOOL_CALLS = 4
 
 
-class CriticSettings(BackendSettings, CourtesySettings):
+class CriticSettings(JudgeSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "temperature", "grade_timeout", "load_timeout", "attempts", "skip_tool_answers", "judge_one_in",
         "pairwise_buffer", "rubrics", "concurrency", "yield_above", "yield_rest", "yield_seconds",
         "leave_ungraded_above", "judge_within", "judges",
     }  # fmt: skip
 
-    # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge
-    model: JudgeName = Field(
-        default=JUDGE,
-        validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"),
-        description="The judge's name at the backend",
-    )
     judges: list[JudgeName] = Field(
         default=[],
         max_length=9,

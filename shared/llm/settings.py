@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, AliasChoices, Field, SecretStr, field_validator
 
@@ -128,6 +128,36 @@ class BackendSettings(Settings):
         return open_embedding_model(
             self.backend, base_url=self.address, api_key=self.key, keep_alive=self.keep_alive, ca_file=self.ca_file
         )
+
+
+class RespondentModel(BackendSettings):
+    """The part of the generator's settings that names its model."""
+
+    whole: ClassVar[bool] = False
+
+    model: str = Field(default="gemma4:e4b", min_length=1, description="Model name at the backend")
+
+
+class JudgeSettings(BackendSettings):
+    """The part of the critic's settings that names the judge."""
+
+    # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is too kind
+    model: JudgeName = Field(
+        default=JUDGE,
+        validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"),
+        description="The judge's name at the backend; without one, the backends openai and google_genai judge with the "
+        "generator's model, where it has the same server",
+    )
+
+    @classmethod
+    def settle(cls, for_all: dict[str, Any], for_one: dict[str, Any]) -> dict[str, Any]:
+        """Only Ollama's library has the usual judge; another server has the generator's model for certain."""
+        values = super().settle(for_all, for_one)
+        if "model" not in values and values.get("backend", "ollama") != "ollama":
+            generator = RespondentModel.load("generator")
+            if _place(values) == _place({"backend": generator.backend, "base_url": generator.base_url}):
+                values["model"] = generator.model
+        return values
 
 
 def _place(values: dict[str, Any]) -> tuple[Any, Any]:

@@ -115,6 +115,7 @@ async def court(
             "heartbeat": 0.2,
             "drain": 0.2,
             "ollama_host": server.url,
+            "base_url": server.url,
             "yield_rest": 0,
         }
         settings = CriticSettings(**{**common, "skip_tool_answers": True, **values})
@@ -122,6 +123,18 @@ async def court(
             await stack.enter_async_context(running(app, settings))
         await announced(url, "critic", replicas)
         yield Court(bus, server, settings)
+
+
+async def test_gemini_grades_without_settings_of_the_critic(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL2_BACKEND", "google_genai")
+    monkeypatch.setenv("LOCAL2_MODEL", "gemini-3-flash")
+    own = CriticSettings.load("critic")
+    async with court(redis_url, backend=own.backend, model=own.model, gemini_api_key="k") as on:
+        await on.submit(generation("1-1"))
+        await on.settled()
+        (critique,) = await on.critiques()
+    assert (critique.score, critique.feedback) == (4, "Plain and right.")
+    assert [request.model for request in on.server.requests] == ["gemini-3-flash"]
 
 
 async def test_an_answer_is_graded_with_feedback_and_rubric(redis_url: str) -> None:

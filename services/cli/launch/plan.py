@@ -67,12 +67,14 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
     }
     respondent_a = {**common, **model_of("generator"), "LOCAL2_RESPONDENT_ID": "A"}
     memory = {**common, **model_of("memory"), **memory_env(model_of("memory"))}
-    knowledge = {**common, **model_of("knowledge")}
+    knowledge, critic = {**common, **model_of("knowledge")}, {**common, **model_of("critic")}
     if options.model and "LOCAL2_DEMO" not in models:
         respondent_a |= {"LOCAL2_MODEL": options.model, "LOCAL2_GENERATOR_MODEL": options.model}
         # what labels the memories and reads the facts is the respondent's model
         memory |= {"LOCAL2_MODEL": options.model}
         knowledge |= {"LOCAL2_MODEL": options.model}
+        # with some backends the generator's model is the judge
+        critic |= {"LOCAL2_GENERATOR_MODEL": options.model}
     # the gateway's own names go before the general ones
     listening = {
         "LOCAL2_GATEWAY_HOST": options.api_host,
@@ -88,7 +90,7 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
             {**common, **({"LOCAL2_WEB_SEARCH_PROVIDER": search} if search else {})},
         ),
         ChildSpec("web_fetch", python("services.web_fetch"), common),
-        ChildSpec("critic", python("services.critic"), {**common, **model_of("critic")}),
+        ChildSpec("critic", python("services.critic"), critic),
         ChildSpec("reward", python("services.reward"), common),
         ChildSpec("memory", python("services.memory"), memory),
         ChildSpec("knowledge", python("services.knowledge"), knowledge),
