@@ -54,11 +54,15 @@ HELD_SECONDS = 30.0
 BEHIND = 1.0
 # Of thoughts, how much of the end is looked through for a call.
 _THOUGHTS_READ = 8_000
+# Tokens for the thoughts of a model that cannot be switched off: they count within the limit of the answer.
+_ROOM_FOR_THOUGHTS = 4_096
 # What a call's id may take, in characters: it goes back to the model server with each later request.
 _LONGEST_ID = 256
 _BLANK_LINES = re.compile(r"(?:[^\S\n]*\n)+")
 _LOOPS = "the model repeated itself without end and was stopped; ask in other words, or take another model"
 
+# Names of the option that limits an answer.
+_LIMITS = ("num_predict", "max_tokens", "max_completion_tokens")
 Ability = Literal["tools", "thinking"]
 
 
@@ -187,8 +191,8 @@ class WiredChatModel:
         noticed: set[Ability] = set()
         retried = silenced = False
         while True:
-            asked = self._possible(replace(request, think=False) if silenced else request)
             wish = not self._lacks(request.model, "thinking")
+            asked = self._possible(replace(request, think=False) if silenced else request, wish)
             if request.tools and not asked.tools and "tools" not in noticed:
                 noticed.add("tools")
                 yield Notice("tools_unsupported")
@@ -261,8 +265,15 @@ class WiredChatModel:
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    def _possible(self, request: ChatRequest) -> ChatRequest:
-        return replace(request, tools=()) if self._lacks(request.model, "tools") else request
+    def _possible(self, request: ChatRequest, wish: bool) -> ChatRequest:
+        """The request as the model can answer it."""
+        if self._lacks(request.model, "tools"):
+            request = replace(request, tools=())
+        if not wish and not request.think and (length := request.length) is not None:
+            # it may think all the same, as Gemini's larger models and OpenAI's do
+            options = {name: value for name, value in request.options.items() if name not in _LIMITS}
+            request = replace(request, options=options, max_tokens=length + _ROOM_FOR_THOUGHTS)
+        return request
 
     def _lacks(self, model: str, ability: Ability) -> bool:
         since = self._lacking.get((model, ability))

@@ -118,6 +118,21 @@ async def test_a_refused_prompt_is_rejected_with_its_reason() -> None:
         await model.aclose()
 
 
+async def test_a_model_that_always_thinks_has_room_for_it() -> None:
+    """A judge's short answer is limited; of a limit that thoughts use up, nothing is left for the answer."""
+    said = "Budget 0 is invalid. This model only works in thinking mode."
+    rules = [{"times": 1, "respond": {"status": 400, "error": said}}, {"respond": {"text": "[RESULT] 4"}}]
+    short = replace(ASK, tools=(), think=False, options={"num_predict": 1024})
+    async with ScriptedModelServer(rules) as server:
+        model = open_chat_model("google_genai", base_url=server.url, api_key="k")
+        await answer(model, short)
+        await model.aclose()
+        first, second = (request.body["generationConfig"] for request in server.requests)
+    assert first["maxOutputTokens"] == 1024
+    assert second["maxOutputTokens"] == 1024 + 4096
+    assert "thinkingConfig" not in second
+
+
 async def test_thoughts_count_as_completion_tokens() -> None:
     usage = {"promptTokenCount": 5, "candidatesTokenCount": 2, "thoughtsTokenCount": 7}
     async with Server({**chunk({"text": "ok"}, reason="STOP"), "usageMetadata": usage}) as server:
