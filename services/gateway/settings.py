@@ -11,6 +11,9 @@ from pydantic import AliasChoices, Field, SecretStr, model_validator
 
 from shared.participant.settings import Settings, kept_days
 
+# How long a tool call over HTTP may take when neither the operator nor the tool sets a time.
+USUAL_TOOL_SECONDS = 30.0
+
 
 def is_loopback(host: str) -> bool:
     if host == "localhost":
@@ -82,8 +85,11 @@ class GatewaySettings(Settings):
     )
     keep_days_sessions: int = kept_days("Sessions that nobody has used for so many days are deleted, but pinned ones")
     bus_wait: float = Field(default=3.0, gt=0, description="Seconds that a request waits for the bus before it fails")
-    tool_timeout: float = Field(
-        default=30.0, gt=0, description="Seconds that a tool call over HTTP may take, or as the tool says"
+    tool_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description=f"Longest time of a tool call over HTTP, in seconds; the tool's own time-out counts where it is "
+        f"shorter. Unset: the time that the tool announces, {USUAL_TOOL_SECONDS:g} at least",
     )
     restore_max_bytes: int = Field(
         default=16 * 1024**3,

@@ -13,6 +13,9 @@ import orjson
 from services.generator.terms import Placed, Terms
 from shared.contracts import ToolCallRecord, Usage, canonical_tool
 from shared.llm.port import ModelError, ToolCall
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 Message = Mapping[str, Any]
 
@@ -137,11 +140,11 @@ class _Tally:
 async def run_agent(steps: Steps, question: Message, max_tool_iterations: int, terms: Terms | None = None) -> Answer:
     """Answers a question. The state machine stands at GENERATING before and after.
 
-    After `max_tool_iterations` rounds of tool calls, or one in which every call was a repetition, the model is told
-    that no call is left, and asked once more if it makes one all the same. The tools stay in the request: the prompt
-    cache lives of it. A model that says nothing is asked again without them. A call of a client's tool ends the run,
-    when the agent's own calls of that message have their results. Raises ModelError without an answer, or when it has
-    not the form asked for twice.
+    After `max_tool_iterations` rounds of tool calls, which is logged, or one in which every call was a repetition, the
+    model is told that no call is left, and asked once more if it makes one all the same. The tools stay in the request:
+    the prompt cache lives of it. A model that says nothing is asked again without them. A call of a client's tool ends
+    the run, when the agent's own calls of that message have their results. Raises ModelError without an answer, or when
+    it has not the form asked for twice.
     """
     terms = terms or Terms()
     current: list[Message] = [question, *terms.following]
@@ -175,6 +178,8 @@ async def run_agent(steps: Steps, question: Message, max_tool_iterations: int, t
             if left:
                 results, repeated = await _run_calls(steps, step, ours, told, tally.records)
                 left = 0 if repeated else left - 1
+                if not left and not repeated:
+                    log.warning("agent.tool_limit_reached", limit=max_tool_iterations)
             else:
                 results, refused = [tool_message(call, _not_run(call, NO_CALL_LEFT)) for _, call in ours], True
             if theirs:

@@ -126,8 +126,13 @@ class ToolClient:
         """The tools that models may be offered now, by name, in the OpenAI form."""
         return await self._context.registry.tools()
 
-    async def patience(self, name: str, args: dict[str, Any], usual: float) -> float:
-        """Seconds to wait for a call: as many as usual, or more where the tool's worker says that it may take more."""
+    async def patience(self, name: str, args: dict[str, Any], limit: float | None, usual: float) -> float:
+        """Return the seconds to wait for a call.
+
+        limit: the operator's, which wins over what the tool announces; None: the announced time, `usual` at least.
+        """
+        if limit is not None:
+            return limit
         served = await self._context.registry.served(canonical_tool(name, args)) or {}
         announced = served.get("timeout")
         if not isinstance(announced, int | float) or not usual < announced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -80,15 +81,30 @@ async def test_a_tool_that_takes_too_long_is_a_text_for_the_model(redis_url: str
     assert "TOOL_TIMEOUT" in states
 
 
-async def test_a_tool_that_says_how_long_it_may_take_is_waited_for(redis_url: str) -> None:
-    rules = [calling(args={"text": "slow", "seconds": 0.6}), DONE]
+async def test_tool_timeout_bounds_a_tool_that_announces_more(redis_url: str) -> None:
+    rules = [calling(args={"text": "slow", "seconds": 30}), DONE]
     settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, drain=0.2, timeout=30.0)
     async with running(probe, settings):
         await announced(redis_url, "probe")
-        async with stage(redis_url, rules, tool_timeout=0.1) as on:
+        async with stage(redis_url, rules, tool_timeout=0.3) as on:
             query_id = await on.ask("go")
             assert await on.answer(query_id) == "It is done."
-            assert (await on.seen(query_id, EntryType.TOOL_RESULT)).value()["result"] == "you said slow"
+            result = await on.seen(query_id, EntryType.TOOL_RESULT)
+            # the worker ends the call as well
+            await eventually(lambda: on.bus.link.call("HGET", "ended", "slow"))
+    assert result.value()["result"] == "[tool timeout after 0.3s]"
+
+
+async def test_limit_of_tool_rounds_is_logged_with_its_query(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking = [{"when": {"tool_results": n}, "respond": {"tool_calls": [{"name": "probe", "args": {"text": f"{n}"}}]}}
+              for n in range(2)]  # fmt: skip
+    async with stage(redis_url, [*asking, DONE], probes=1, max_tool_iterations=2) as on:
+        query_id = await on.ask("go")
+        await on.answer(query_id)
+    logged = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "agent.tool_limit_reached" in line]
+    assert [(line["level"], line["query_id"], line["limit"]) for line in logged] == [("warning", query_id, 2)]
 
 
 async def test_a_query_taken_over_before_its_tools_worker_is_there_waits_for_it(redis_url: str) -> None:

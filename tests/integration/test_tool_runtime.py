@@ -315,12 +315,14 @@ async def test_wrong_settings_change_nothing_and_stop_nobody(values: dict[str, A
 async def test_callers_wait_as_long_as_a_tool_says_and_never_less_than_usual(probing: ProbeSettings) -> None:
     async with both(probing.model_copy(update={"timeout": 30.0})) as (client, context):
 
-        async def patience(usual: float) -> float:
+        async def patience(usual: float, limit: float | None = None) -> float:
             await context.registry.replicas(fresh=True)
-            return await client.patience("probe", {}, usual)
+            return await client.patience("probe", {}, limit, usual)
 
         assert [await patience(usual) for usual in (15.0, 60.0)] == [30.0, 60.0]
-        assert await client.patience("nobody", {}, 15.0) == 15.0
+        assert await client.patience("nobody", {}, None, 15.0) == 15.0
+        # a limit that the operator has set goes before both
+        assert [await patience(15.0, limit) for limit in (20.0, 60.0, 5.0)] == [20.0, 60.0, 5.0]
         # an operator changes it while the tool runs
         update = SettingsUpdate(participant="probe", values={"timeout": 45.0})
         await context.bus.publish(SETTINGS_UPDATE.of(update))
@@ -342,7 +344,7 @@ async def test_nobody_is_waited_for_without_an_end_whatever_is_announced(
             return served[name]
 
         context.registry.served = entry  # type: ignore[method-assign, assignment]
-        assert await client.patience("probe", {}, 15) == waited
+        assert await client.patience("probe", {}, None, 15) == waited
 
 
 async def test_the_schema_is_announced_at_start_and_on_request(probing: ProbeSettings, raw: redis.Redis) -> None:

@@ -99,7 +99,7 @@ class CountingTools:
         function = {"name": "f", "description": "d", "parameters": {}}
         return {"f": {"type": "function", "function": function}}
 
-    async def patience(self, _name: str, _args: dict[str, Any], usual: float) -> float:
+    async def patience(self, _name: str, _args: dict[str, Any], _limit: float | None, usual: float) -> float:
         return usual
 
     async def back(self, _name: str, _args: dict[str, Any], _seconds: float) -> None:

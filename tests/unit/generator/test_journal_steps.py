@@ -118,8 +118,8 @@ class Tools:
     async def schemas(self) -> dict[str, dict[str, Any]]:
         return {name: function(name) for name in ("web_search", "calculator", "mine")}
 
-    async def patience(self, name: str, _args: dict[str, Any], usual: float) -> float:
-        return usual + len(name)
+    async def patience(self, name: str, _args: dict[str, Any], limit: float | None, usual: float) -> float:
+        return (limit or usual) + len(name)
 
     async def call(self, name: str, args: dict[str, Any], **how: Any) -> ToolResultMessage:
         self.asked.append({"name": name, "args": args, **how})

@@ -17,7 +17,7 @@ CONTRACT = {
     "think": True,
     "temperature": None,
     "max_tool_iterations": 5,
-    "tool_timeout": 15,
+    "tool_timeout": None,
     "timeout_seconds": 120,
     "deadline_seconds": 900,
     "concurrency": 4,

@@ -254,14 +254,14 @@ async def test_who_waits_for_a_tool_that_nobody_has_ever_served_waits_no_longer(
 
 
 @pytest.mark.parametrize(
-    ("announced", "usual", "waited"),
+    ("announced", "limit", "usual", "waited"),
     [
-        (None, 15.0, 15.0), (14.0, 15.0, 15.0), (30, 15.0, 30), (30.5, 15.0, 30.5), (9_999.0, 15.0, 3_600.0),
-        ("soon", 15.0, 15.0), (9_999.0, 7_200.0, 3_600.0),
+        (None, None, 15.0, 15.0), (14.0, None, 15.0, 15.0), (30, None, 15.0, 30), (30.5, None, 15.0, 30.5),
+        (9_999.0, None, 15.0, 3_600.0), ("soon", None, 15.0, 15.0), (9_999.0, None, 7_200.0, 3_600.0),
     ],
 )  # fmt: skip
 async def test_a_call_is_waited_for_as_long_as_its_tool_says_by_its_name_of_today(
-    announced: Any, usual: float, waited: float
+    announced: Any, limit: None, usual: float, waited: float
 ) -> None:
     process, asked = Process(), list[str]()
 
@@ -271,8 +271,8 @@ async def test_a_call_is_waited_for_as_long_as_its_tool_says_by_its_name_of_toda
 
     process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served)
     client = ToolClient(process)  # type: ignore[arg-type]
-    assert await client.patience("recall_memory", {"query": "x"}, usual) == waited
-    assert await client.patience("recall_memory", {"topic": "x"}, usual) == waited
+    assert await client.patience("recall_memory", {"query": "x"}, limit, usual) == waited
+    assert await client.patience("recall_memory", {"topic": "x"}, limit, usual) == waited
     assert asked == ["search_memory", "recall_topic"]
 
 
@@ -310,7 +310,7 @@ async def test_a_tool_that_nobody_serves_is_waited_for_as_usual() -> None:
         return None
 
     process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=nobody)
-    assert await ToolClient(process).patience("one", {}, 15.0) == 15.0  # type: ignore[arg-type]
+    assert await ToolClient(process).patience("one", {}, None, 15.0) == 15.0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
