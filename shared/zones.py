@@ -28,14 +28,14 @@ def zone_name(text: str) -> str:
     found = _names().get(text.strip().casefold()) if len(text) <= LONGEST_NAME else None
     if found is None:
         shown = text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
-        raise ValueError(f"unknown time zone: {shown!r}; give an IANA name such as {_example(text)}")
+        raise ValueError(f"unknown time zone: {shown!r}; give an IANA name such as {city_zone(text) or EXAMPLE}")
     return found
 
 
-def _example(text: str) -> str:
-    """A name that ends with the text, for a city without its region; else any name."""
+def city_zone(text: str) -> str | None:
+    """Return the zone that is named after a city; None for another place."""
     city = f"/{text.strip().replace(' ', '_').casefold()}"
-    return min((name for key, name in _names().items() if len(city) > 1 and key.endswith(city)), default=EXAMPLE)
+    return min((name for key, name in _names().items() if len(city) > 1 and key.endswith(city)), default=None)
 
 
 def first_zone(*texts: str) -> str:

@@ -106,6 +106,8 @@ _PAST = re.compile(
 _FACTS_TOLD = 3
 _RECALLED = re.compile(r"^\s*(?:Q|Saved(?: under [\w.-]+)?): (.+)$", re.MULTILINE)
 _TOPIC = re.compile(r"^\[Memory: [^\]]+\]\n(.+)", re.DOTALL)
+# A result of current_time.
+_TIME = re.compile(r"\w+day, \d{4}-\d\d-\d\d \d\d:\d\d \(\S+\)")
 
 
 def _ruled(text: str) -> str | None:
@@ -121,6 +123,8 @@ def _ruled(text: str) -> str | None:
     topic = _TOPIC.match(text)
     if topic:
         return f"I remember: {topic[1].strip()}"
+    if _TIME.fullmatch(text):
+        return f"It is {text}."
     recalled = _RECALLED.search(text) if text.startswith("[Memory recall") else None
     return f"You told me: “{recalled[1].strip()}”" if recalled else None
 

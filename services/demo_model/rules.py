@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shared.zones import city_zone
+
 QUERY_CHARS = 200
 
 
@@ -31,7 +33,7 @@ def follow_up(question: str, results: Sequence[tuple[str, str]], tools: Sequence
 
 def ruled(text: str, offered: frozenset[str]) -> Call | None:
     """The call that a rule is sure of, if its tool is offered."""
-    for rule in (_save, _topic, _fetch, _search, _documents, _recall, _news):
+    for rule in (_save, _topic, _fetch, _time, _search, _documents, _recall, _news):
         call = rule(text)
         if call is not None and call.name in offered:
             return call
@@ -119,6 +121,25 @@ def _topic(text: str) -> Call | None:
     return Call("recall_topic", {"topic": found[1].lower()}) if found else None
 
 
+_TIME = re.compile(
+    r"\b(?:what time is it\b|(?:what|which) (?:day|date|weekday)(?: of the week)? is (?:it|today)\b"
+    r"|what(?:'s| is) the (?:exact |current |local )?time(?: of day)?(?=\W*$| (?:in|now|right|here)\b)"
+    r"|what(?:'s| is) (?:the|today'?s) date\W*$)",
+    re.IGNORECASE,
+)
+_CITY = re.compile(r"\bin (?:the )?([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)")
+
+
+def _time(text: str) -> Call | None:
+    """A question about the time or the date."""
+    return _current_time(text) if _TIME.search(text) else None
+
+
+def _current_time(text: str) -> Call:
+    place = _CITY.search(text)
+    return Call("current_time", {"zone": city_zone(place[1]) or place[1]} if place else {})
+
+
 def _search(text: str) -> Call | None:
     if _TOP_RESULT.search(text):
         return _web_search(text)
@@ -204,6 +225,7 @@ _ARGUMENTS: dict[str, Callable[[str], Call | None]] = {
     "save_memory": lambda text: Call("save_memory", {"content": _sentence(text)}),
     "save_topic": _save_topic,
     "search_knowledge_graph": _graph,
+    "current_time": _current_time,
 }
 # These are called by rule only: without a URL or a topic key there is nothing to call them with.
 RULED = frozenset({"web_fetch", "recall_topic"})

@@ -19,8 +19,10 @@ log = get_logger()
 
 Message = Mapping[str, Any]
 
-# What these return comes from the user's own store; everything else may have been written by a stranger.
-OWN_TOOLS = frozenset({"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph"})
+# What these return comes from the user's own store or from this machine; anything else may be a stranger's text.
+OWN_TOOLS = frozenset(
+    {"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph", "current_time"}
+)
 _NOT_THE_FORM = "That does not have the form asked for. Answer again, with the JSON alone."
 # The bracket that begins one of our own marks, wherever it stands in a stranger's text.
 _MARKS = re.compile(r"\[(?=\s*(?:end\s+of\s+)?untrusted\s+content)", re.IGNORECASE)

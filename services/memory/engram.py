@@ -14,8 +14,10 @@ from shared.contracts import ResponseGeneration, Winner
 Kind = Literal["turn", "note", "topic"]
 NoteKind = Literal["critique", "pairwise", "reward", "class"]
 
-# What these return comes from the user's own store; what any other tool returns may have been written by a stranger.
-OWN_TOOLS = frozenset({"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph"})
+# What these return comes from the user's own store or from this machine; anything else may be a stranger's text.
+OWN_TOOLS = frozenset(
+    {"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph", "current_time"}
+)
 RECALLING = frozenset({"search_memory", "recall_topic"})
 PREVIEW = 200
 # Longer texts are cut in the store: a record must fit into a message on the bus several times.

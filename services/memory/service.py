@@ -13,6 +13,7 @@ import httpx
 
 from services.memory.blobs import Blobs
 from services.memory.classify import Classifier
+from services.memory.clock import clock
 from services.memory.document_reader import PROCESSES, DocumentReader
 from services.memory.document_tools import DocumentTools
 from services.memory.documents import Documents
@@ -106,7 +107,7 @@ def builder(fault: Hook = no_fault) -> Any:
             documents = Documents(context, library, DocumentReader(), transfer, embedder, fault)
             retention = Retention(context, kinds(keeper, library), queries(context.bus))
             manage = Manage(context, keeper, recall, embedder, tools, retention)
-            offered = [*tools.tools(), *DocumentTools(documents).tools(), manage.tool()]
+            offered = [*tools.tools(), *DocumentTools(documents).tools(), clock(context), manage.tool()]
 
             @contextlib.asynccontextmanager
             async def same(_settings: MemorySettings) -> AsyncIterator[Sequence[Tool[Any]]]:

@@ -14,7 +14,7 @@ import orjson
 import pytest
 import pytest_asyncio
 import redis
-from support.http_gateway import Site, gateway_settings, generating, serving
+from support.http_gateway import Site, client, gateway_settings, generating, serving
 from support.memories import MemoryClient, asking, critique, memory_settings, remembering, response
 from support.services import announced, running
 from support.waiting import eventually
@@ -22,7 +22,9 @@ from support.waiting import eventually
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.memory.service import app
 from shared.contracts import TOOL_ALIASES
+from shared.envelope import now_ms
 from shared.testing.model_server import ScriptedModelServer
+from shared.zones import clock_line
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CAPITAL = ("The capital of Australia is Canberra, not Sydney.", "Right, Canberra is the capital of Australia.")
@@ -281,6 +283,25 @@ async def test_a_tool_may_be_called_by_its_older_name(house: House) -> None:
             assert result in recalled.json()["result"]
 
 
+@pytest.mark.parametrize(
+    ("own", "args", "zone"),
+    [
+        ("Australia/Sydney", {}, "Australia/Sydney"),
+        ("Australia/Sydney", {"zone": "america/los_angeles"}, "America/Los_Angeles"),
+        ("America/Los_Angeles", {"zone": None}, "America/Los_Angeles"),
+    ],
+)
+async def test_current_time_is_that_of_the_users_zone(house: House, own: str, args: dict[str, Any], zone: str) -> None:
+    made = await house.site.http.post("/keys", json={"name": "clock", "user_id": "tim", "time_zone": own})
+    async with client(house.site.url, made.json()["key"]) as tim:
+        before = now_ms()
+        told = (await tim.post("/tools/current_time/call", json={"args": args})).json()
+        possible = {clock_line(before, zone), clock_line(now_ms(), zone)}
+        assert (told["result"] in possible, told["error"]) == (True, None)
+        refused = (await tim.post("/tools/current_time/call", json={"args": {"zone": "Tokyo"}})).json()
+    assert refused["error"] == "unknown time zone: 'Tokyo'; give an IANA name such as Asia/Tokyo"
+
+
 async def test_older_names_are_answered_on_the_bus_too(house: House) -> None:
     with redis.Redis.from_url(house.redis_url) as raw:
         raw.xadd("local2:inbox:another-program", {"type": "started"})
@@ -308,7 +329,9 @@ async def test_older_names_are_answered_on_the_bus_too(house: House) -> None:
     assert "tool.request.search_memory" in shown
     assert not [subject for subject in shown if subject.rpartition(".")[2] in TOOL_ALIASES]
     offered = {tool["function"]["name"] for tool in (await house.site.http.get("/tools")).json()["tools"]}
-    assert offered == {"search_memory", "save_memory", "save_topic", "recall_topic", "search_documents"}
+    assert offered == {
+        "search_memory", "save_memory", "save_topic", "recall_topic", "search_documents", "current_time",
+    }  # fmt: skip
 
 
 async def answered(raw: redis.Redis, call_id: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ ALL = [
     tool("recall_topic", topic="string"),
     tool("search_knowledge_graph", people="array", locations="array"),
     tool("search_documents", query="string"),
+    tool("current_time"),
 ]
 
 # Written without looking at the examples or the rules; none of these texts is among the examples.
@@ -95,6 +96,9 @@ HELD_OUT = [
     ("Where did Markus live before Prague?", "search_knowledge_graph"),
     ("Is Sophie related to Daniel?", "search_knowledge_graph"),
     ("Who works together with Nina?", "search_knowledge_graph"),
+    ("What time is it where I am?", "current_time"),
+    ("Can you check the clock for me?", "current_time"),
+    ("What is the time of day in Auckland?", "current_time"),
 ]
 
 
@@ -138,6 +142,7 @@ def test_most_phrasings_that_were_never_seen_get_the_right_tool(index: ExampleIn
         ("how do I like my coffee?", "search_memory"),
         ("What language do I prefer?", "search_memory"),
         ("Please remember my preferred language is Elixir.", "save_topic"),
+        ("What time is it?", "current_time"),
     ],
 )
 def test_the_questions_of_the_acceptance_stories_get_their_tool(
@@ -150,6 +155,13 @@ def test_the_questions_of_the_acceptance_stories_get_their_tool(
 @pytest.mark.parametrize(
     ("text", "call"),
     [
+        ("what time is it?", Call("current_time", {})),
+        ("What's the current time?", Call("current_time", {})),
+        ("Please tell me what day it is... what date is it?", Call("current_time", {})),
+        ("Which day is today?", Call("current_time", {})),
+        ("What time is it in New York right now?", Call("current_time", {"zone": "America/New_York"})),
+        ("What time is it in Bavaria?", Call("current_time", {"zone": "Bavaria"})),
+        ("What is the time complexity of heapsort?", None),
         ("Can you search the web for local models, please?", Call("web_search", {"query": "local models"})),
         ("Hey, could you tell me what the news is today?", Call("web_search", {"query": "what the news is today"})),
         (

@@ -70,6 +70,7 @@ const ICONS: Record<string, IconName> = {
 const NAMES: Record<string, string> = {
   web_search: "Searched the web", web_fetch: "Read a page", search_memory: "Looked into the memory", save_memory: "Remembered",
   save_topic: "Remembered", recall_topic: "Recalled", search_knowledge_graph: "Looked up what is known", search_documents: "Searched your documents",
+  current_time: "Looked at the clock",
 };
 
 function ToolView({ call, over }: { call: Call; over: boolean }) {
