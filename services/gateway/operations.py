@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.gateway.errors import ApiError
@@ -19,17 +20,24 @@ _AWAY = ("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")
 
 
 async def operate(gateway: Gateway, participant: str, user_id: str, **args: Any) -> dict[str, Any]:
-    """One operation of a participant's `…_manage`. Raises ApiError: 503 when nobody can carry it out, 422 when the
-    participant refuses it."""
+    """Return what an operation of a participant's `…_manage` returns. Raises ApiError: 503 when no replica can do it,
+    422 when the participant refuses it."""
+    return await operate_for(gateway, participant, Caller(query_id="", user_id=user_id), args)
+
+
+async def operate_for(
+    gateway: Gateway, participant: str, caller: Caller, args: dict[str, Any], seconds: float = _SECONDS
+) -> dict[str, Any]:
+    """The same within so many seconds. The query and the deadline of `caller` are set here."""
     operation = f"{participant}_manage"
-    async with gateway.reachable(extra=_SECONDS):
+    async with gateway.reachable(extra=seconds):
         if await gateway.context.registry.served(operation) is None:
             await gateway.check_room()
             raise _unavailable(participant, f"no {participant} is running")
         call_id = f"http:{uuid.uuid4().hex}"
-        caller = Caller(query_id=call_id, user_id=user_id, deadline=gateway.bus.now_ms() + int(_SECONDS * 1000))
+        caller = replace(caller, query_id=call_id, deadline=gateway.bus.now_ms() + int(seconds * 1000))
         outcome = await gateway.tools.call(
-            operation, args, call_id=call_id, caller=caller, timeout=_SECONDS, attempt=1, internal=True
+            operation, args, call_id=call_id, caller=caller, timeout=seconds, attempt=1, internal=True
         )
     if outcome.error is None:
         found: dict[str, Any] = outcome.data

@@ -21,9 +21,9 @@ class Instructions:
     own: str = ""
     note: str = ""
 
-    def prompt(self, settings: GeneratorSettings) -> str:
+    def prompt(self, operators: str) -> str:
         """Return the system prompt of an answer; members of a committee have their own."""
-        return "\n\n".join(part for part in (settings.system_prompt, self.own, self.date_line, self.note) if part)
+        return "\n\n".join(part for part in (operators, self.own, self.date_line, self.note) if part)
 
 
 async def of_session(

@@ -13,7 +13,7 @@ from services.generator.run import Parts, Response, check_known
 from services.generator.steps import Ports, shown, told
 from shared.bus import Command
 from shared.bus.keys import cancel_key, journal_key
-from shared.bus.port import checked
+from shared.bus.port import Reply, checked
 from shared.contracts import QueryReceived
 from shared.envelope import Message
 from shared.participant.machine import Machine
@@ -116,11 +116,19 @@ async def open_turn(
     members, total, raw, *owner = found
     if owner:
         check_known(query, await sessions.owner(owner[0], session_id, query.user_id))
-    turns = await sessions.turns(session_id, respondent_id, after=query.after, asked=(members, total))
+    return response, await past_of(parts, session_id, query.after, (members, total, raw)), bool(stopped)
+
+
+async def past_of(parts: Parts, session_id: str, after: str | None, found: Sequence[Reply]) -> Past:
+    """Return what a session holds for the model. `found`: the replies to `Sessions.newest` and `reading`. `after`: the
+    end of the conversation, of a session with versions."""
+    settings = parts.context.settings
+    members, total, raw = found
+    turns = await parts.sessions.turns(session_id, settings.respondent_id, after=after, asked=(members, total))
     summary = summary_of(session_id, raw)
-    if summary is not None and not (parts.context.settings.compacts and summary.tells_of(turns, query.after)):
+    if summary is not None and not (settings.compacts and summary.tells_of(turns, after)):
         summary = None
-    return response, Past(turns, summary), bool(stopped)
+    return Past(turns, summary)
 
 
 def has_turn(message: Message[QueryReceived], respondent_id: str) -> bool:

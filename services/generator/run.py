@@ -127,6 +127,14 @@ def check_known(query: QueryReceived, owner: str | None) -> None:
         raise PermanentError(f"session {query.session_id} belongs to another user")
 
 
+async def wanted_by(parts: Parts, user_id: str, model: str) -> Wanted:
+    """Return for whom and for which model files are read."""
+    settings = parts.context.settings
+    # the demonstration model sees nothing, whatever its server says
+    facts = ModelFacts(abilities=frozenset()) if settings.demo else await parts.model.facts(model)
+    return Wanted(user_id, model, facts, settings.num_ctx)
+
+
 class Response:
     """One response whose journal is ours to write: its answer, and how it ends."""
 
@@ -204,11 +212,7 @@ class Response:
         return message
 
     async def _wanted(self) -> Wanted:
-        settings = self._settings
-        model = self._query.model or settings.model
-        # the demonstration model sees nothing, whatever its server says
-        facts = ModelFacts(abilities=frozenset()) if settings.demo else await self._parts.model.facts(model)
-        return Wanted(self._ports.caller.user_id, model, facts, settings.num_ctx)
+        return await wanted_by(self._parts, self._ports.caller.user_id, self._query.model or self._settings.model)
 
     async def _following(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
         """What the client gives behind the question, as the model reads it."""
@@ -302,7 +306,7 @@ class Response:
 
     async def _conversation(self, past: Past) -> Conversation:
         query, ports = self._query, self._ports
-        prompt = "" if query.plain else self._instructions().prompt(self._settings)
+        prompt = "" if query.plain else self._instructions().prompt(self._settings.system_prompt)
         if query.messages is None:
             conversation, earlier = await of_session(self._settings, prompt, past, self._loader)
         else:

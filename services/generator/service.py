@@ -15,6 +15,7 @@ from services.generator.answering import Answering
 from services.generator.compaction import Compactor
 from services.generator.identities import load_identities
 from services.generator.lane import Lanes
+from services.generator.manage import Manage
 from services.generator.rewards import Rewards, follow_rewards
 from services.generator.run import Parts
 from services.generator.settings import GeneratorSettings
@@ -29,6 +30,7 @@ from shared.llm.port import ChatModel
 from shared.participant.background import beside
 from shared.participant.files import open_files
 from shared.participant.service import Context, Service, Subscription, Work
+from shared.participant.tool import Tool, open_tools
 from shared.participant.tool_client import ToolClient
 from shared.records.sessions import Sessions
 from shared.telemetry.logging import get_logger
@@ -70,6 +72,12 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     await _tell_members(context)
     await _look(context, model)
     rewards = Rewards(context.bus, context.participant, settings.respondent_id, settings.retention)
+    manage = Manage(parts)
+
+    @contextlib.asynccontextmanager
+    async def operations(_settings: GeneratorSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
+        yield [manage.tool()]
+
     try:
         async with beside(
             watch_backend=partial(_watch_backend, context, model),
@@ -78,6 +86,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
             works: list[Work] = [Subscription(QUERY_RECEIVED, answers.answer, answers.abandon)]
             if not shadow:
                 works.append(Subscription(SESSION_SUMMARISE, compactor.summarise, limit=1))
+                works += await stack.enter_async_context(open_tools(context, operations))
             yield works
     finally:
         await model.aclose()

@@ -197,18 +197,10 @@ class JournalSteps:
             await self.ports.writer.append(EntryType.RESTARTED, data)
 
     async def _schemas(self) -> list[dict[str, Any]]:
-        live = await self.ports.tools.schemas()
-        theirs = {function["function"]["name"] for function in self.functions}
-        ours = [
-            schema
-            for name, schema in sorted(live.items())
-            if (self.allowed is None or name in self.allowed) and name not in theirs
-        ]
-        return [*ours, *self.functions]
+        return await offered(self.ports.tools, self.allowed, self.functions)
 
     async def _facts(self) -> ModelFacts:
-        """What there is to plan with. The demonstration model shortens by itself what it is given."""
-        return ModelFacts() if self.ports.context.settings.demo else await self.ports.model.facts(self.model_name)
+        return await planned_with(self.ports.context.settings, self.ports.model, self.model_name)
 
     async def _request(
         self,
@@ -438,6 +430,23 @@ class JournalSteps:
         finally:
             crossed.call(canonical_tool(call.name, call.args), call_id, trail, request_id)
         return outcome
+
+
+async def offered(
+    tools: ToolClient, allowed: frozenset[str] | None = None, functions: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return the schemas of the tools that a model is offered; see `JournalSteps`."""
+    live = await tools.schemas()
+    theirs = {function["function"]["name"] for function in functions}
+    ours = [
+        schema for name, schema in sorted(live.items()) if (allowed is None or name in allowed) and name not in theirs
+    ]
+    return [*ours, *functions]
+
+
+async def planned_with(settings: GeneratorSettings, model: ChatModel, name: str) -> ModelFacts:
+    """Return the facts that a prompt is planned with. The demonstration model shortens its prompt by itself."""
+    return ModelFacts() if settings.demo else await model.facts(name)
 
 
 def _advice(facts: ModelFacts, wanted: int) -> str:

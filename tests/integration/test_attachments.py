@@ -18,6 +18,9 @@ from support.waiting import eventually
 
 from services.generator.service import service as generator
 from services.generator.settings import GeneratorSettings
+from shared.bus import Bus
+from shared.records.sessions import Sessions
+from shared.records.summaries import Summaries
 from shared.testing.script import Script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -260,3 +263,84 @@ async def test_branches_have_the_files_of_their_own_turns(site: House) -> None:
             "one.png",
             "two.png",
         ]
+
+
+# ── the messages array ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def plain(messages: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
+    """Role, content and number of images."""
+    return [(m["role"], m["content"], len(m.get("images") or m.get("attachments") or ())) for m in messages]
+
+
+async def test_session_shows_the_array_that_the_model_gets_next(site: House) -> None:
+    async with await site.key("ada", "admin") as ada:
+        photo, gone = await added(ada, png(3, 2), "photo.png"), await added(ada, png(4, 2), "gone.png")
+        notes = await added(ada, NOTES + b"<|im_end|>", "notes.md")
+        await asked(ada, "array-1", "what are these?", photo["id"], gone["id"], notes["id"], model="seeing")
+        await asked(ada, "array-1", "and <|im_start|>?", model="seeing")
+        await ada.delete(f"/files/{gone['id']}")
+        changed = {"settings": {"model": "seeing", "system_prompt": "Speak like a pirate."}}
+        assert (await ada.patch("/sessions/array-1", json=changed)).status_code == 200
+        for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
+            shown = (await ada.get("/sessions/array-1", params={"time_zone": zone})).json()["messages"]
+            await asked(ada, "array-1", f"what day is it in {zone}?", time_zone=zone)
+            assert plain(shown) == plain(site.sent()[:-1])
+            assert shown[0]["role"] == "system"
+            assert shown[0]["content"].startswith("You are")
+            assert "Speak like a pirate." in shown[0]["content"]
+            assert f", {zone})" in shown[0]["content"]
+            assert shown[1]["attachments"] == [photo["id"]]
+
+
+async def test_operators_prompt_is_hidden_from_users(site: House) -> None:
+    async with user(site, "bob") as bob:
+        await asked(bob, "array-2", "hello")
+        changed = {"settings": {"system_prompt": "Speak like a pirate."}}
+        await bob.patch("/sessions/array-2", json=changed)
+        (system, *others) = (await bob.get("/sessions/array-2")).json()["messages"]
+        await asked(bob, "array-2", "and now?")
+        operators, own = site.sent()[0]["content"].split("\n\nSpeak like a pirate.")
+        assert system["content"] == (
+            f"[the operator's instructions, which administrators can read]\n\nSpeak like a pirate.{own}"
+        )
+        assert operators not in system["content"]
+        assert plain(others) == plain(site.sent()[1:-1])
+
+
+async def test_array_holds_the_summary_and_the_files_it_covers(site: House, server_url: str) -> None:
+    async with user(site, "eli") as eli:
+        photo, notes = await added(eli, png(3, 2), "photo.png"), await added(eli, NOTES, "notes.md")
+        await asked(eli, "array-4", "what is it?", photo["id"], model="seeing")
+        await asked(eli, "array-4", "and this?", notes["id"], model="seeing")
+        await asked(eli, "array-4", "thanks", model="seeing")
+        async with Bus(server_url, "test/summary") as bus:
+            turns = await Sessions(bus).turns("array-4", "A")
+            assert await Summaries(bus).keep("array-4", "eli", None, turns[:2], "They showed things.")
+        await eli.patch("/sessions/array-4", json={"settings": {"model": "seeing"}})
+        shown = (await eli.get("/sessions/array-4")).json()
+        found = await asked(eli, "array-4", "and now?")
+        assert plain(shown["messages"][1:]) == plain(site.sent()[1:-1])
+        for text in (shown["messages"][0]["content"], site.sent()[0]["content"]):
+            assert text.endswith(
+                "A summary of its first 2 turns; search_memory finds what was said word for word.\n"
+                "They showed things.\n"
+                "[attached earlier: photo.png, an image; it does not fit any more and is not shown]\n"
+                "[attached earlier: notes.md; use search_documents to read it]"
+            )
+        events = (await eli.get(f"/sessions/array-4/turns/{found['query_id']}")).json()["journal"]
+        (cut,) = [entry["data"] for entry in events if entry["event"] == "context.truncated"]
+        assert cut["attachments"] == [{"id": photo["id"], "name": "photo.png"}]
+        # the page does not change what the model reads
+        page = (await eli.get("/sessions/array-4", params={"limit": 1, "before": turns[1].query_id})).json()
+        assert [turn["query"] for turn in page["turns"]] == ["what is it?"]
+        assert page["messages"][:-2] == shown["messages"]
+
+
+async def test_session_is_shown_without_messages_when_asked(site: House) -> None:
+    async with user(site, "cid") as cid:
+        await asked(cid, "array-3", "hello")
+        shown = (await cid.get("/sessions/array-3", params={"messages": "false"})).json()
+        assert (shown["messages"], shown["messages_missing"]) == (None, "not asked for")
+        assert [turn["query"] for turn in shown["turns"]] == ["hello"]
+        assert (await cid.get("/sessions/array-3", params={"time_zone": "Mars"})).status_code == 422

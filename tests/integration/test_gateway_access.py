@@ -91,18 +91,8 @@ async def test_a_user_s_key_opens_what_the_page_says_and_nothing_else(site: Site
                 assert (await tried(ann, method, path)).status_code not in (401, 403), (method, path)
 
 
-async def test_a_user_is_not_told_the_system_prompt_nor_what_others_do(
-    redis_url: str, tmp_path: Path, site: Site, raw: redis.Redis
-) -> None:
+async def test_a_user_is_not_told_what_others_do(redis_url: str, tmp_path: Path, site: Site) -> None:
     async with await site.key("ann") as ann, generating(redis_url, tmp_path):
-        for http in (ann, site.http):
-            session = f"of-{'ann' if http is ann else 'admin'}"
-            assert (await http.post("/query", json={"query": "say hello", "session_id": session})).status_code == 200
-            described = {"schema": {}, "defaults": {"system_prompt": "Be kind to the board."}}
-            raw.set("local2:settings-schema:generator", orjson.dumps(described))
-            shown = (await http.get(f"/sessions/{session}")).json()
-            assert ("Be kind to the board." in str(shown)) is (http is site.http)
-            assert [m["role"] for m in shown["messages"]][-2:] == ["user", "assistant"]
         known = (await ann.get("/participants")).json()["participants"]
         assert {"name": "generator", "replicas": [{"state": "ready"}]} in known
         assert all(set(one) == {"name", "replicas"} for one in known)

@@ -79,12 +79,10 @@ async def test_all_turns_of_a_session_are_shown_in_pages(site: Site, bus: Bus) -
     await bus.link.pipe([c for turn in turns for c in sessions.appending("long", "A", turn)])
     page = (await site.http.get("/sessions/long")).json()
     assert ([t["query"] for t in page["turns"]], page["total"]) == ([f"q{n}" for n in range(81, 131)], 130)
-    found, messages = page["turns"], page["messages"]
-    assert [m["content"] for m in messages if m["role"] == "user"] == [f"q{n}" for n in range(81, 131)]
+    found = page["turns"]
     while page["earlier"]:
         params = {"before": page["earlier"], "limit": 30}
         page = (await site.http.get("/sessions/long", params=params)).json()
-        assert page["messages"] == messages
         found = page["turns"] + found
     assert [t["query"] for t in found] == [f"q{n}" for n in range(1, 131)]
     for wrong in ({"limit": 0}, {"limit": 201}):
@@ -111,14 +109,11 @@ async def test_sessions_are_listed_shown_and_really_deleted(site: Site, fake: Fa
     assert listed["sessions"][0]["title"] == "say 2"
     rest = (await site.http.get("/sessions", params={"limit": 2, "offset": 2})).json()
     assert [session["session_id"] for session in rest["sessions"]] == ["s-0"]
-    raw.set("local2:settings-schema:generator", json.dumps({"schema": {}, "defaults": {"system_prompt": "Be kind."}}))
     shown = (await site.http.get("/sessions/s-0")).json()
     assert [turn["answer"] for turn in shown["turns"]] == ["You said: 0"]
-    assert shown["messages"] == [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "say 0"},
-        {"role": "assistant", "content": "You said: 0"},
-    ]
+    # this generator answers and does nothing else
+    assert shown["messages"] is None
+    assert shown["messages_missing"] == "generator is not available: no generator is running"
     open_query = asyncio.create_task(site.http.post("/query", json={"query": "slow x", "session_id": "s-0"}))
     await eventually(lambda: len(fake.started) == 4)
     deleted = (await site.http.delete("/sessions/s-0")).json()

@@ -19,7 +19,6 @@ from services.gateway.records import QueryRecord
 from services.gateway.routes import titles
 from shared.bus import Bus
 from shared.records.sessions import Sessions
-from shared.records.summaries import Summaries
 
 
 @pytest.fixture
@@ -44,23 +43,6 @@ async def names(http: httpx.AsyncClient, **params: Any) -> list[str]:
     answer = await http.get("/sessions", params=params)
     assert answer.status_code == 200, answer.text
     return [one["session_id"] for one in answer.json()["sessions"]]
-
-
-async def test_the_messages_are_those_that_the_model_will_see_and_the_turns_are_all(
-    site: Site, fake: FakeGenerator, redis_url: str
-) -> None:
-    asked = [await say(site.http, f"say {n}", "a") for n in range(3)]
-    async with Bus(redis_url, "test/summary") as bus:
-        turns = await Sessions(bus).turns("a", "A")
-        info = await Sessions(bus).info("a")
-        assert info is not None
-        assert await Summaries(bus).keep("a", info.user_id, None, turns[:2], "They counted to two.")
-    shown = (await site.http.get("/sessions/a")).json()
-    assert [turn["query_id"] for turn in shown["turns"]] == asked
-    told = [message["content"] for message in shown["messages"]]
-    (summary,) = [text for text in told if "They counted to two." in text]
-    assert "first 2 turns" in summary
-    assert [text for text in told if text.startswith("say ")] == ["say 2"]
 
 
 async def test_a_session_is_renamed_and_pinned_and_keeps_both(site: Site, fake: FakeGenerator) -> None:

@@ -214,12 +214,12 @@ def list_sessions(limit: Limit = 50, as_json: AsJson = False) -> None:
         console.print(sessions_table(found) if found else "no sessions")
 
 
-async def whole_session(api: Api, session_id: str) -> dict[str, Any]:
-    """A session with all its turns, oldest first."""
-    found: dict[str, Any] = await api.get(f"/sessions/{session_id}", limit=_PAGE)
+async def whole_session(api: Api, session_id: str, *, messages: bool = False) -> dict[str, Any]:
+    """Return a session with all its turns, oldest first. `messages`: with those that the model reads."""
+    found: dict[str, Any] = await api.get(f"/sessions/{session_id}", limit=_PAGE, messages=messages)
     page = found
     while page["earlier"] is not None:
-        page = await api.get(f"/sessions/{session_id}", limit=_PAGE, before=page["earlier"])
+        page = await api.get(f"/sessions/{session_id}", limit=_PAGE, before=page["earlier"], messages=False)
         found["turns"] = [*rows(page, "turns"), *found["turns"]]
     return {**found, "earlier": None}
 
@@ -231,7 +231,13 @@ def show_session(
     as_json: AsJson = False,
 ) -> None:
     """The turns of a conversation."""
-    found = with_api(lambda api: whole_session(api, session_id) if everything else api.get(f"/sessions/{session_id}"))
+    found = with_api(
+        lambda api: (
+            whole_session(api, session_id, messages=as_json)
+            if everything
+            else api.get(f"/sessions/{session_id}", messages=as_json)
+        )
+    )
     if as_json:
         print_json(found)
         return

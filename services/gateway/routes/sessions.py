@@ -16,10 +16,10 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.happened import happened
 from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
-from services.gateway.operations import files_now
+from services.gateway.operations import files_now, operate_for
 from services.gateway.records import is_query_id, is_session_id, own_session
 from services.gateway.routes.titles import title
-from services.gateway.schemas import ChatSettings, SessionBody, told
+from services.gateway.schemas import ChatSettings, SessionBody, TimeZone, told
 from services.gateway.shapes.sessions import (
     SessionChanged,
     SessionDeleted,
@@ -30,13 +30,13 @@ from services.gateway.shapes.sessions import (
     TurnTold,
 )
 from services.gateway.versions import tip_of
-from shared.bus.keys import schema_key, settings_key
-from shared.participant.settings import Described, stored_values
+from shared.participant.tool_client import Caller
 from shared.records.sessions import MAX_TURNS, SessionInfo, words_of
-from shared.records.summaries import Summaries
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
 
+# Seconds in which a generator builds the messages of a session; the rest of the session is shown without them then.
+_MESSAGES_SECONDS = 10.0
 _INFO = {"session_id": "geography-1", "title": "Capitals", "created": 1, "updated": 2, "pinned": False}
 _USUAL = ChatSettings().model_dump()
 _ATTACHED = {"id": "file-0123456789abcdef0123456789abcdef", "name": "manual.pdf", "type": "application/pdf",
@@ -111,9 +111,9 @@ async def import_sessions(body: IncomingSessions, gateway: GatewayDep, user: Use
 @router.get(
     "/sessions/{session_id}",
     summary="A page of its turns, and the messages as the model will see them before the next query; "
-    "the system prompt is shown to administrators",
+    "the operator's system prompt is shown to administrators",
     responses=told("The session", SessionShown, {**_INFO, "settings": _USUAL, "tip": "1-0", "turns": [_TURN],
-                                   "total": 1, "earlier": None,
+                                   "total": 1, "earlier": None, "messages_missing": None,
                                    "messages": [{"role": "user", "content": "Hello"}]},
                    400, 404, 422, 503),
 )  # fmt: skip
@@ -123,28 +123,19 @@ async def show_session(
     user: UserDep,
     limit: Annotated[int, Query(ge=1, le=200, description="The newest so many turns")] = MAX_TURNS,
     before: Annotated[str | None, Query(description="The newest before this query: `earlier` of the last page")] = None,
+    messages: Annotated[bool, Query(description="false: without the messages, which a generator builds")] = True,
+    time_zone: Annotated[
+        TimeZone | None, Query(description="IANA time zone of the date in the messages, as for `POST /query`")
+    ] = None,
 ) -> Response:
     if before is not None and not is_query_id(before):
         raise ApiError(400, "bad_query_id", "before must be the id of a query, like 1700000000000-0")
     async with gateway.reachable():
         info = await _owned(gateway, user, session_id)
         page = await gateway.sessions.page(info.session_id, "A", limit, before)
-        # what a model is shown does not depend on the page
-        recent = await gateway.sessions.turns(info.session_id, "A", after=info.tip or None)
-        summary = await Summaries(gateway.bus).read(info.session_id)
-        # instructions of the operator, not words of the conversation
-        prompt = await _system_prompt(gateway) if user.role == "admin" else ""
+        newest = await gateway.sessions.turns(info.session_id, "A", limit=1)
     files = await files_now(gateway, user.user_id, [file for turn in page.turns for file in turn.attachments])
-    own = ChatSettings.of(info.settings).system_prompt
-    prompt = "\n\n".join(text for text in (prompt, own) if text)
-    if summary is not None and not summary.tells_of(recent, info.tip or None):
-        summary = None
-    messages = [{"role": "system", "content": prompt}] if prompt else []
-    if summary is not None:
-        messages.append(summary.message())
-    for turn in recent:
-        if summary is None or not summary.covers(turn.query_id):
-            messages += turn.messages()
+    read, missing = await _messages(gateway, user, info, time_zone) if messages else (None, "not asked for")
     listed = [
         {
             "query_id": turn.query_id,
@@ -160,13 +151,36 @@ async def show_session(
     earlier = page.turns[0].query_id if page.earlier else None
     shown = {
         **_changed(info),
-        "tip": info.tip or (recent[-1].query_id if recent else None),
+        "tip": info.tip or (newest[-1].query_id if newest else None),
         "turns": listed,
         "total": page.total,
         "earlier": earlier,
-        "messages": messages,
+        "messages": read,
+        "messages_missing": missing,
     }
     return reply(shown)
+
+
+async def _messages(
+    gateway: Gateway, user: Principal, info: SessionInfo, time_zone: str | None
+) -> tuple[list[dict[str, Any]] | None, str | None]:
+    """Return the messages array from a generator, which builds it as for an answer; else why there is none."""
+    settings = ChatSettings.of(info.settings)
+    caller = Caller("", user_id=user.user_id, time_zone=time_zone or user.time_zone or gateway.settings.zone)
+    args = {
+        "op": "messages",
+        "session_id": info.session_id,
+        "after": info.tip or None,
+        "model": settings.model,
+        "system_prompt": settings.system_prompt,
+        "hide_prompt": user.role != "admin",
+    }
+    try:
+        found = await operate_for(gateway, "generator", caller, args, _MESSAGES_SECONDS)
+    except ApiError as exc:
+        return None, exc.message
+    # a session that was deleted meanwhile
+    return (found["messages"], None) if found["found"] else ([], None)
 
 
 _TOLD = {
@@ -197,16 +211,6 @@ async def show_turn(session_id: str, query_id: str, gateway: GatewayDep, user: U
     if found is None:
         raise not_found("turn in this session")
     return reply(found)
-
-
-async def _system_prompt(gateway: Gateway) -> str:
-    """The generator's, as it is set now; empty when no generator was ever here."""
-    raw, changed = await gateway.bus.link.pipe(
-        [("GET", schema_key("generator")), ("HGETALL", settings_key("generator"))]
-    )
-    described = Described.parse("generator", raw)
-    values = {**(described.defaults if described else {}), **stored_values("generator", changed)}
-    return str(values.get("system_prompt") or "")
 
 
 @router.patch(

@@ -928,7 +928,8 @@ export interface components {
             turns: components["schemas"]["TurnShown"][];
             total: number;
             earlier: string | null;
-            messages: components["schemas"]["ChatTurnMessage"][];
+            messages: components["schemas"]["ChatTurnMessage"][] | null;
+            messages_missing: string | null;
         };
         SessionTaken: {
             session_id: string;

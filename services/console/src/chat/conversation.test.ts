@@ -16,8 +16,8 @@ beforeEach(() => {
   asked = [];
   answers = {
     "queries?session_id=s&limit=200": { queries: [failed(2), failed(8)] },
-    "sessions/s?limit=50": { ...info, turns: [turn(7), turn(9)], earlier: "7-0" },
-    "sessions/s?limit=50&before=7-0": { ...info, turns: [turn(1), turn(3)], earlier: null },
+    "sessions/s?messages=false&limit=50": { ...info, turns: [turn(7), turn(9)], earlier: "7-0" },
+    "sessions/s?messages=false&limit=50&before=7-0": { ...info, turns: [turn(1), turn(3)], earlier: null },
   };
   vi.stubGlobal("fetch", (path: string) => {
     asked.push(path);

@@ -114,7 +114,7 @@ export class Conversation extends Store {
     const newest = this.turns.findLast(({ turn }) => turn.state === "completed" || turn.interrupted)?.turn.queryId;
     const look = (all: boolean) => Promise.all([
       call<{ queries: QueryListed[] }>("GET", `queries?session_id=${name}${all ? "&limit=200" : "&state=running"}`),
-      call<SessionShown>("GET", `sessions/${name}?limit=${all ? PAGE : 1}`),
+      call<SessionShown>("GET", `sessions/${name}?messages=false&limit=${all ? PAGE : 1}`),
     ]);
     let [listed, shown] = await look(whole);
     if (signal.aborted) return;
@@ -185,7 +185,7 @@ export class Conversation extends Store {
     const { signal } = this.#stop;
     this.loading = true;
     try {
-      const path = `sessions/${encodeURIComponent(this.sessionId)}?limit=${PAGE}&before=${encodeURIComponent(this.earlier)}`;
+      const path = `sessions/${encodeURIComponent(this.sessionId)}?messages=false&limit=${PAGE}&before=${encodeURIComponent(this.earlier)}`;
       const { turns, earlier } = await call<SessionShown>("GET", path);
       if (signal.aborted) return false;
       const here = (one: QueryListed) => !earlier || !isAfter(earlier, one.query_id);
@@ -449,7 +449,7 @@ export async function everyTurn(sessionId: string | null): Promise<TurnShown[]> 
   const found: TurnShown[] = [];
   let before = "";
   while (sessionId !== null) {
-    const page = await call<SessionShown>("GET", `sessions/${encodeURIComponent(sessionId)}?limit=200${before && `&before=${before}`}`);
+    const page = await call<SessionShown>("GET", `sessions/${encodeURIComponent(sessionId)}?messages=false&limit=200${before && `&before=${before}`}`);
     found.unshift(...page.turns);
     if (!page.earlier) break;
     before = encodeURIComponent(page.earlier);

@@ -1,0 +1,96 @@
+"""generator_manage: what the gateway asks a generator, for people. An operation between participants, not for models.
+
+`messages` is the array that the model would read before the next question of a session. The functions that build it for
+an answer build it here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from services.generator.context import ContextTooSmall, images_in, one_system
+from services.generator.conversation import Instructions, of_session
+from services.generator.earlier import Loader
+from services.generator.grades import last_low_grade
+from services.generator.opening import past_of
+from services.generator.run import Parts, wanted_by
+from services.generator.steps import offered, planned_with
+from shared.contracts import ToolRequest
+from shared.envelope import now_ms
+from shared.errors import ModelError, ToolError
+from shared.llm.markers import all_broken
+from shared.participant.tool import Tool, ToolResult
+from shared.records.summaries import reading
+from shared.zones import date_line, first_zone
+
+NAME = "generator_manage"
+# Stands for the operator's system prompt where the user is no administrator.
+HIDDEN_PROMPT = "[the operator's instructions, which administrators can read]"
+
+
+class GeneratorManage(BaseModel):
+    """Operates on the conversations of a user.
+
+    after: the turn at the end of the conversation, of a session with versions. model, system_prompt: those of the chat.
+    hide_prompt: the operator's system prompt is not returned.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    op: Literal["messages"]
+    session_id: str
+    after: str | None = None
+    model: str | None = None
+    system_prompt: str | None = None
+    hide_prompt: bool = True
+
+
+class Manage:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def tool(self) -> Tool[Any]:
+        return Tool(NAME, GeneratorManage, self.manage, internal=True)
+
+    async def manage(self, args: GeneratorManage, request: ToolRequest) -> ToolResult:
+        """`data` is {"found": false} for a session that is not there or not the user's."""
+        parts, settings = self._parts, self._parts.context.settings
+        info = await parts.sessions.info(args.session_id)
+        if info is None or info.user_id != request.user_id:
+            return ToolResult("", {"found": False})
+        raw = await parts.context.bus.link.pipe(
+            [*parts.sessions.newest(args.session_id, settings.respondent_id), reading(args.session_id)]
+        )
+        past = await past_of(parts, args.session_id, args.after, raw)
+        low = await last_low_grade(parts.context.bus, past.turns) if settings.tell_low_grade else None
+        zone = first_zone(request.time_zone, settings.zone)
+        instructions = Instructions(
+            date_line(now_ms(), zone), args.system_prompt or "", low.note if low is not None else ""
+        )
+        model = args.model or settings.model
+        try:
+            loader = partial(self._loader, request.user_id, model)
+            conversation, _ = await of_session(settings, instructions.prompt(settings.system_prompt), past, loader)
+            facts = await planned_with(settings, parts.model, model)
+            fitted = conversation.fit([], await offered(parts.tools), facts.context(settings.num_ctx))
+        except (ModelError, ContextTooSmall) as exc:
+            raise ToolError(str(exc)) from exc
+        messages = [dict(message) for message in one_system(fitted.messages)]
+        if args.hide_prompt and messages and messages[0]["role"] == "system":
+            shown = messages[0]["content"].removeprefix(settings.system_prompt)
+            messages[0]["content"] = HIDDEN_PROMPT + shown if shown != messages[0]["content"] else HIDDEN_PROMPT
+        return ToolResult("", {"found": True, "messages": [_shown(message) for message in messages]})
+
+    async def _loader(self, user_id: str, model: str) -> Loader:
+        return Loader(self._parts.files, await wanted_by(self._parts, user_id, model), data=False)
+
+
+def _shown(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as JSON: ids in the place of images, and markers as the model server gets them."""
+    shown = {"role": message["role"], "content": all_broken(message["content"])}
+    if images_in([message]):
+        shown["attachments"] = [str(image["id"]) for image in message["images"]]
+    return shown
