@@ -19,6 +19,7 @@ from support.http_gateway import ADMIN_KEY, gateway_settings
 from support.http_gateway import serving as gateway
 from support.mcp_asking import SECRET, Asker, asking, change, mcp_settings
 from support.services import announced, running
+from support.stack import stage
 from support.waiting import eventually
 from typer.testing import CliRunner
 
@@ -106,6 +107,19 @@ async def test_a_servers_tools_are_offered_and_run(asker: Asker, settings: Setti
         assert wrong.error is not None
     assert await asker.offered() == {}
     assert _dead(folder)
+
+
+async def test_model_is_offered_schemas_without_references(asker: Asker, settings: Settings) -> None:
+    call = {"name": "faulty__add", "args": {"a": 2, "b": 40}}
+    rules = [{"when": {"tool_results": 0}, "respond": {"tool_calls": [call]}}, {"respond": {"text": "<<result~42>>"}}]
+    async with serving(settings, asker), stage(settings.redis_url, rules) as on:
+        assert await on.answer(await on.ask("add")) == "42"
+        offered = {one["function"]["name"]: one["function"] for one in on.server.requests[0].body["tools"]}
+    assert offered["faulty__add"]["parameters"] == {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    }
 
 
 def _dead(folder: Path) -> bool:
