@@ -117,6 +117,9 @@ def _sentence(value: Any) -> str:
     match value:
         case {"error": inner}:
             return _sentence(inner)
+        case {"message": inner, "metadata": {"raw": raw}} if raw:
+            # OpenRouter, about the refusal of the server behind it
+            return f"{_sentence(inner)}: {_sentence(raw)}"
         case {"message": inner} | {"detail": inner}:
             return _sentence(inner)
         case [inner, *_]:

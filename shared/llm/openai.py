@@ -65,6 +65,11 @@ _DEMANDS_THOUGHTS = re.compile(
     r"|(?:missing|must (?:include|contain|have)|requires?).{0,40}reasoning_content",
     re.IGNORECASE | re.DOTALL,
 )
+# A server that takes no null for the missing text of a message with calls (LM Studio, proxies).
+_REFUSES_NULL = re.compile(
+    r"content.{0,80}(?:must be a string|got null|<nil>|valid string|none is not|(?:cannot|may not|must not) be null)",
+    re.IGNORECASE | re.DOTALL,
+)
 # Mistral's rule for the ids of calls.
 _SHORT_IDS = re.compile(r"tool.?call.?id.{0,120}length of 9", re.IGNORECASE | re.DOTALL)
 _REFUSES_OPTION = re.compile(
@@ -189,13 +194,14 @@ class _Habits:
 
     refused: names of options and of fields that it is not sent again. names: where its thoughts came: in a field of
     this name, or as parts of the `content`. demands: it refuses a tool call without thoughts. short_ids: it refuses ids
-    of calls that are not nine letters and digits.
+    of calls that are not nine letters and digits. no_null: it refuses null for a text that is missing.
     """
 
     refused: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     demands: bool = False
     short_ids: bool = False
+    no_null: bool = False
 
     def learn(self, refusal: str, asked: Mapping[str, Any]) -> bool:
         """Whether the request can be sent again in another form, after this refusal of `asked`."""
@@ -203,6 +209,9 @@ class _Habits:
         if _SHORT_IDS.search(refusal):
             self.short_ids = True
             return any(self.id(call["id"]) != call["id"] for message in calling for call in message["tool_calls"])
+        if _REFUSES_NULL.search(refusal):
+            self.no_null = True
+            return any(message["content"] is None for message in calling)
         if _DEMANDS_THOUGHTS.search(refusal):
             self.demands = "reasoning_content" not in self.refused
             return self.demands and any("reasoning_content" not in message for message in calling)
@@ -224,7 +233,7 @@ class _Habits:
         """The content of a message with tool calls; with its thoughts, where they came as a part of it (Mistral)."""
         text, thinking = message.get("content") or "", message.get("thinking")
         if not thinking or "content" not in self.names or "thinking" in self.refused:
-            return text or None
+            return text or ("" if self.no_null else None)
         thought = {"type": "thinking", "thinking": [{"type": "text", "text": thinking}]}
         return [thought, {"type": "text", "text": text}] if text else [thought]
 
@@ -339,6 +348,7 @@ class _Reading:
         self._whole: list[bytes] = []
         self._calls = _Calls(frozenset(tool["function"]["name"] for tool in request.tools))
         self.reason = ""
+        self._begun = False
         self._usage: Mapping[str, Any] = {}
         self._ended = False
 
@@ -363,8 +373,10 @@ class _Reading:
             try:
                 part = parsed(data)
                 if kind == b"error" or part.get("error"):
-                    raise failure(None, error_text(data), self._missing)
-                yield from self._take(part)
+                    raise failure(_status_in(part, self._begun), error_text(data), self._missing)
+                for event in self._take(part):
+                    self._begun = self._begun or not isinstance(event, tuple) or bool(event[1])
+                    yield event
             except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
                 raise StreamInterrupted(f"the server sent an event that cannot be read: {data[:80]!r}") from exc
 
@@ -432,6 +444,16 @@ class _Reading:
             yield from self._take(value)
         except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
             raise self._strange() from exc
+
+
+def _status_in(part: Mapping[str, Any], begun: bool) -> int | None:
+    """The HTTP status that an error inside a stream names; None without one, and for one about the request, when the
+    answer has begun."""
+    error = part.get("error")
+    status = (error if isinstance(error, dict) else part).get("code")
+    if not isinstance(status, int) or not 400 <= status < 600 or (begun and status < 500 and status != 429):
+        return None
+    return status
 
 
 def _content(content: Any) -> list[Said]:

@@ -117,13 +117,15 @@ class Call(Part):
 class Fault(Part):
     """What goes wrong after so many chunks.
 
-    error_line: an error inside the stream · cut: the connection is closed · no_done: the stream ends without its
-    last chunk · garbage: a chunk that is not JSON, then the stream goes on · stall: silence until the client leaves
+    error_line: an error inside the stream, which has a `code` in OpenAI's protocol · cut: the connection is closed
+    no_done: the stream ends without its last chunk · garbage: a chunk that is not JSON, then the stream goes on
+    stall: silence until the client leaves
     """
 
     kind: Literal["error_line", "cut", "no_done", "garbage", "stall"]
     after: int = 0
     text: str = "llama runner process has terminated"
+    code: int = 500
 
 
 class Respond(Part):

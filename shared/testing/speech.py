@@ -207,7 +207,8 @@ class OpenAISpeech:
         return b"".join(parts) + b"data: [DONE]\n\n"
 
     def error(self, text: str) -> bytes:
-        return b"data: " + openai_error(500, text) + b"\n\n"
+        code = self._respond.fault.code if self._respond.fault else 500
+        return b"data: " + openai_error(code, text) + b"\n\n"
 
     def garbage(self) -> bytes:
         return b"data: {not json\n\n"

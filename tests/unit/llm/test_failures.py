@@ -86,6 +86,12 @@ def test_a_missing_model_comes_with_what_to_do() -> None:
         (b'{"error": "{\\"error\\": {\\"code\\": 400, \\"message\\": \\"text in text\\"}}"}', "text in text"),
         (b'[{"error": {"message": "in a list"}}]', "in a list"),
         (b'{"detail": "of a proxy"}', "of a proxy"),
+        (
+            b'{"error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": "{\\"error\\": '
+            b'{\\"message\\": \\"it is wrong\\"}}", "provider_name": "x"}}}',
+            "Provider returned error: it is wrong",
+        ),
+        (b'{"error": {"message": "busy", "metadata": {"raw": ""}}}', "busy"),
         (b"<html>Bad Gateway</html>", "<html>Bad Gateway</html>"),
         (b"\xff\xfe", "\ufffd\ufffd"),
         (b'{"other": 1}', '{"other":1}'),

@@ -10,11 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import orjson
 import pytest
 
 from shared.llm.adapter import WiredChatModel
 from shared.llm.factory import open_chat_model
-from shared.llm.port import ChatRequest, Delta, Finish, ModelRejected, TextDelta, ThinkingDelta, ToolCall
+from shared.llm.port import (
+    ChatRequest,
+    Delta,
+    Finish,
+    ModelError,
+    ModelOverloaded,
+    ModelRejected,
+    ModelUnavailable,
+    StreamInterrupted,
+    TextDelta,
+    ThinkingDelta,
+    ToolCall,
+)
 from shared.testing.model_server import ScriptedModelServer
 from shared.testing.script import Script
 
@@ -77,6 +90,10 @@ ODD = [
     Odd("litellm before deepseek", needs("reasoning_content",
         "messages[<<index>>]: assistant message with tool_calls must include <<field>>"), {"reasoning_content": " "},
         {"thinking": ""}, refusals=1),
+    Odd("kimi behind openrouter", needs("reasoning_content", orjson.dumps({"error": {
+        "message": "Provider returned error", "code": 400, "metadata": {"raw": orjson.dumps(
+            {"error": {"message": MISSING, "type": "invalid_request_error"}}).decode()}}}).decode()),
+        {"reasoning_content": " "}, {"thinking": ""}, refusals=1),
     Odd("vllm", needs("reasoning"), {"reasoning": THOUGHT, "reasoning_content": THOUGHT},
         {"reasoning_field": "reasoning"}),
     Odd("cerebras", refuses("reasoning_content",
@@ -103,6 +120,10 @@ ODD = [
         {"thoughtSignature": "c2tpcF90aG91Z2h0X3NpZ25hdHVyZV92YWxpZGF0b3I="}, backend="google_genai"),
     Odd("ollama", needs("thinking"), {"thinking": THOUGHT, "content": ""}, backend="ollama"),
     Odd("no text beside the call", None, {"content": None}),
+    Odd("lm studio: no text beside the call", needs("content", "Invalid 'content': 'content' field must be a string or "
+        "an array of objects.", empty=True), {"content": ""}, refusals=1),
+    Odd("a proxy: no text beside the call", needs("content",
+        "Invalid value for 'content': expected a string, got null.", empty=True), {"content": ""}, refusals=1),
     Odd("blank lines beside the call", None, {"content": None}, {"text": ["\n", "\n"]}),
 ]  # fmt: skip
 
@@ -175,6 +196,37 @@ async def test_thoughts_that_a_server_never_takes_are_refused_once() -> None:
             _ = [d async for d in model.stream(ChatRequest(model="m", messages=[QUESTION, called, *results(called)]))]
         await model.aclose()
         assert len(server.requests) == 2
+
+
+async def test_refusal_inside_a_stream_is_learned_from() -> None:
+    """OpenRouter has begun its answer when the server behind it refuses the request."""
+    fault = {"kind": "error_line", "code": 400, "text": MISSING.replace("<<field>>", "reasoning_content")}
+    async with ScriptedModelServer([{"times": 1, "respond": {"fault": fault}}, {"respond": {"text": "ok"}}]) as server:
+        model = model_of(server, "openai")
+        deltas = [delta async for delta in model.stream(ChatRequest(model="m", messages=[*EARLIER, QUESTION]))]
+        await model.aclose()
+        assert TextDelta("ok") in deltas
+        assert came_back(server.requests[-1].body)[0]["reasoning_content"] == " "
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "error"),
+    [
+        (429, "", ModelOverloaded),
+        (502, "", ModelUnavailable),
+        (400, "", ModelRejected),
+        (400, "half", StreamInterrupted),
+        (503, "half", ModelOverloaded),
+    ],
+)
+async def test_error_inside_a_stream_counts_by_its_status(code: int, text: str, error: type[ModelError]) -> None:
+    fault = {"kind": "error_line", "after": 1, "code": code, "text": "Provider returned error"}
+    async with ScriptedModelServer([{"respond": {"text": text, "fault": fault}}]) as server:
+        model = model_of(server, "openai")
+        with pytest.raises(error) as raised:
+            _ = [delta async for delta in model.stream(ChatRequest(model="m", messages=[QUESTION]))]
+        await model.aclose()
+    assert type(raised.value) is error
 
 
 BEGINNINGS = [
