@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from itertools import islice
 from typing import NamedTuple
 
@@ -11,12 +11,13 @@ from services.memory.engram import Engram
 
 
 class Known(NamedTuple):
-    """What is known of an engram here. time: in ms."""
+    """An engram's id, owner, time (ms) and kind. shown: see Engram."""
 
     id: str
     user_id: str
     time: int
     kind: str
+    shown: bool = True
 
 
 class Catalog:
@@ -30,6 +31,7 @@ class Catalog:
         self._sorted: dict[str, list[tuple[int, str]]] = {}
         self._owners: dict[str, str] = {}
         self._asked: set[str] = set()
+        self._hidden: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -48,6 +50,8 @@ class Catalog:
             self._owners[engram.id] = engram.user_id
             if engram.kind != "turn":
                 self._asked.add(engram.id)
+            if not engram.shown:
+                self._hidden.setdefault(engram.user_id, set()).add(engram.id)
 
     def remove(self, user_id: str, ids: Iterable[str]) -> None:
         times, order = self._times.get(user_id, {}), self._sorted.get(user_id, [])
@@ -57,12 +61,18 @@ class Catalog:
                 order.pop(bisect_left(order, (before, engram_id)))
                 self._owners.pop(engram_id, None)
                 self._asked.discard(engram_id)
+                self._hidden.get(user_id, set()).discard(engram_id)
 
     def remove_user(self, user_id: str) -> None:
         for engram_id in self._times.pop(user_id, {}):
             self._owners.pop(engram_id, None)
             self._asked.discard(engram_id)
         self._sorted.pop(user_id, None)
+        self._hidden.pop(user_id, None)
+
+    def hidden(self, user_id: str) -> Set[str]:
+        """The ids of engrams that the user has not seen: no search returns them."""
+        return self._hidden.get(user_id, frozenset())
 
     def owner(self, engram_id: str) -> str | None:
         return self._owners.get(engram_id)

@@ -124,6 +124,11 @@ class Engram:
     def sentiment(self) -> str | None:
         return None if not self.reward else "positive" if self.reward > 0 else "negative"
 
+    @property
+    def shown(self) -> bool:
+        """Whether the user saw it. Respondent B's answers are only compared with those that the user saw."""
+        return self.respondent_id != "B"
+
     def annotated(self, notes: Notes) -> Engram:
         together = merged(self.notes, notes)
         return self if together == self.notes else replace(self, notes=together)

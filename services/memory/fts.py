@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
 
-# Of the files' form and of the words in them: another number makes every index be built anew.
-VERSION = 6
+from services.memory.text import rare_words
+
+# The version of the files' schema and of the words in them: after a change, every file is built anew from the store.
+VERSION = 7
 # Words of a query that are looked up. A word that so many engrams have, or more, is common: it tells the least, and how
 # many have it is estimated from how densely the first of them lie. Where all words of a query are common, the newest
 # engrams are looked at that have them all.
@@ -79,7 +81,8 @@ class Entry:
 
 class Seen(NamedTuple):
     """An engram as a search sees it. `score` (0…1) is the share of the query's words, by their rarity, that it has;
-    `later` are the next turns of its talk, at most BESIDE; the rest is what was added with it."""
+    `later` are the next turns of its talk, at most BESIDE; `rare`: whether it, or the turn before it, has a rare word
+    of the query; the rest is what was added with it."""
 
     id: str
     score: float
@@ -87,14 +90,16 @@ class Seen(NamedTuple):
     vector: bytes | None = None
     model: str = ""
     later: Sequence[str] = ()
+    rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`rarity`: what each word of the query is worth; what no engram has counts, too."""
+    """`rarity`: what each word of the query is worth; what no engram has counts, too. `rare`: see `rare_words`."""
 
     hits: Sequence[Seen] = field(default_factory=list)
     rarity: Mapping[str, float] = field(default_factory=dict)
+    rare: Set[str] = frozenset()
 
 
 # As it is written: id, words of the turn, words of the turn before, data, vector, model, talk, time.
@@ -167,13 +172,18 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
     best = _best(scores, limit)
     rows = {row[0]: row for row in db.execute(_SEEN % ("n", _marks(best)), best)}
     share = _sharing(rarity)
-    return Found([_seen(rows[n], share) for n in best], rarity)
+    # a common word is not rare, and its exact count is not known
+    exact = {word: len(place.itself) for word, place in zip(words, places, strict=True) if place.common is None}
+    rare = rare_words(exact, last)
+    return Found([_seen(rows[n], share, rare) for n in best], rarity, rare)
 
 
-def seen(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> list[Seen]:
+def seen(
+    db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float], rare: Set[str] = frozenset()
+) -> list[Seen]:
     """Those of the engrams that are there."""
     share = _sharing(rarity)
-    return [_seen(row, share) for row in db.execute(_SEEN % ("id", _marks(ids)), list(ids))]
+    return [_seen(row, share, rare) for row in db.execute(_SEEN % ("id", _marks(ids)), list(ids))]
 
 
 def _best(scores: Mapping[int, float], limit: int) -> list[int]:
@@ -184,9 +194,10 @@ def _best(scores: Mapping[int, float], limit: int) -> list[int]:
     return [n for _, n in sorted(high, reverse=True)[:limit]]
 
 
-def _seen(row: Any, share: Callable[[str, str, str], float]) -> Seen:
+def _seen(row: Any, share: Callable[[str, str, str], float], rare: Set[str]) -> Seen:
     _, id_, turn, before, earlier, data, vector, model, later = row
-    return Seen(id_, share(turn, before, earlier or ""), data, vector, model, orjson.loads(later))
+    has_rare = bool(rare) and not rare.isdisjoint(f"{turn} {before}".split())
+    return Seen(id_, share(turn, before, earlier or ""), data, vector, model, orjson.loads(later), has_rare)
 
 
 _WINDOW = """

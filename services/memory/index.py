@@ -49,6 +49,9 @@ def entry(engram: Engram, vector: Vector | None = None) -> Entry:
     place, model = None, ""
     if vector is not None and vector.space != NOWHERE:
         place, model = np.asarray(vector.values, dtype=np.float16).tobytes(), vector.model
+    if not engram.shown:
+        # No search and no conversation finds it. Its data is kept for a repair of the store.
+        return Entry(engram.id, "", "", data, place, model, "", engram.time)
     text = keyword_text(*engram.said(), at)
     return Entry(engram.id, text, engram.before, data, place, model, talk_of(engram), engram.time)
 

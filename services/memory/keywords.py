@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,11 +119,15 @@ class KeywordIndex:
         with self._there(user_id) as db:
             return Found() if db is None or limit < 1 else search(db, words, limit)
 
-    def seen(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> list[Seen]:
-        """Those of the engrams that are there, as a search for words sees them that are worth so much (`Found.rarity`).
-        Raises KeywordIndexDamaged."""
+    def seen(
+        self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float], rare: Set[str] = frozenset()
+    ) -> list[Seen]:
+        """Return those of the engrams that are there, scored by the words of a search.
+
+        rarity, rare: of that search (`Found`). Raises KeywordIndexDamaged.
+        """
         with self._there(user_id) as db:
-            return [] if db is None else seen(db, ids, rarity)
+            return [] if db is None else seen(db, ids, rarity, rare)
 
     def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         """What was said round each of the engrams: see `fts.windows`. Raises KeywordIndexDamaged."""

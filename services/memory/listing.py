@@ -15,14 +15,16 @@ from urllib.parse import quote
 from services.memory.catalog import Known
 from services.memory.damage import DATABASE
 
-# Of each engram, with its collection: what the catalog wants to know.
+# Each engram with its collection, and the values that the catalog needs.
 _ENGRAMS = """
-SELECT collections.name, owner.str_value, embeddings.embedding_id, time.int_value, kind.string_value FROM embeddings
+SELECT collections.name, owner.str_value, embeddings.embedding_id, time.int_value, kind.string_value,
+    respondent.string_value FROM embeddings
 JOIN segments ON segments.id = embeddings.segment_id JOIN collections ON collections.id = segments.collection
 JOIN collection_metadata AS owner ON owner.collection_id = collections.id AND owner.key = 'user_id'
 JOIN collection_metadata AS what ON what.collection_id = collections.id AND what.key = 'kind'
 JOIN embedding_metadata AS time ON time.id = embeddings.id AND time.key = 'time'
 JOIN embedding_metadata AS kind ON kind.id = embeddings.id AND kind.key = 'kind'
+LEFT JOIN embedding_metadata AS respondent ON respondent.id = embeddings.id AND respondent.key = 'respondent_id'
 WHERE what.str_value = 'engrams'
 """
 # Up to which change the records of each collection were written, and which was the last one that waited for it.
@@ -59,8 +61,8 @@ def listing_of(folder: Path, prefix: str) -> Listing | None:
             rows = [row for row in db.execute(_APPLIED) if row[0].startswith(f"{prefix}.")]
             behind = {name for name, collection, applied in rows if told.get(collection, 0) > applied}
             engrams = [
-                Known(engram_id, user_id, at, kind)
-                for name, user_id, engram_id, at, kind in db.execute(_ENGRAMS)
+                Known(engram_id, user_id, at, kind, respondent != "B")
+                for name, user_id, engram_id, at, kind, respondent in db.execute(_ENGRAMS)
                 if name.startswith(f"{prefix}.") and name not in behind
             ]
     except sqlite3.Error:

@@ -19,6 +19,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 GOOD, BAD = 4, 2
+# The share of a query's words, by their rarity, that an engram needs whose similarity is not known.
+WORDS_NEEDED = 0.5
 Mark = Literal["GOOD EXAMPLE", "AVOID"]
 
 
@@ -38,8 +40,9 @@ class Weights(BaseModel):
     duplicate: float = Field(default=0.8, gt=0, le=1, description="Share of common words of near-identical engrams")
 
 
-# Similarities of one embedding model say nothing about another's: what is unrelated lies below these.
-_MIN_SCORES = {"nomic": 0.3, "minilm": 0.2}
+# A similarity of one embedding model says nothing about another model's. With all-MiniLM, one of a hundred unrelated
+# engrams is more similar than this (tests/eval/memory).
+_MIN_SCORES = {"nomic": 0.3, "minilm": 0.25}
 _MIN_SCORE = 0.3
 
 
@@ -57,7 +60,8 @@ class Candidate:
     id: str
     similarity: float | None = None  # cosine; None: not known
     keyword_rank: int | None = None  # from 1; None: not found by keywords
-    keyword_score: float | None = None  # KeywordHit.score, 0…1
+    keyword_score: float | None = None  # the share of the query's words that it has, by their rarity, 0…1
+    rare_word: bool = False  # whether it has a rare word of the query
     lift: float = 0.0  # what a better turn beside it adds to its relevance
     score: float | None = None  # the critic's, 1…5
     won: bool | None = None  # its pairwise comparison; None: a tie, or none was made
@@ -78,19 +82,25 @@ class Hit:
     why: dict[str, Any]
 
 
-def mark_of(score: float | None) -> Mark | None:
-    """How an engram with this critic's score is shown to the model."""
+def mark_of(score: float | None, won: bool | None = None) -> Mark | None:
+    """Return the mark with which the model sees an engram.
+
+    score: the critic's, 1 to 5. won: see Candidate; an answer that lost its comparison is no example to follow.
+    """
     if score is None:
         return None
-    return "GOOD EXAMPLE" if score >= GOOD else "AVOID" if score <= BAD else None
+    if score <= BAD:
+        return "AVOID"
+    return "GOOD EXAMPLE" if score >= GOOD and won is not False else None
 
 
 def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_score: float) -> list[Hit]:
     """The best `top_k` of the relevant candidates, best first; equal ones by age (newest first), then id.
 
-    min_score: the least similarity of an engram that shares no word with the query, in terms of the embedding model
-    in use. One that shares words may be less similar by what they add to its relevance. Where no similarity is known,
-    half of the query's words (by rarity) are needed.
+    min_score: the least cosine similarity of a relevant engram; it belongs to the embedding model in use. What a better
+    turn beside the engram adds counts too. An engram with a rare word of the query may be less similar: its share of
+    the query's words (by rarity) must be as large as the missing share of min_score. Where no similarity is known, half
+    of the words are needed.
     """
     judged = [_Judged.of(candidate, weights, min_score) for candidate in candidates]
     relevant = sorted((one for one in judged if one.relevance > 0), key=_Judged.place)
@@ -135,10 +145,16 @@ def _alone(one: Candidate, weights: Weights) -> float:
 
 
 def _relevance(one: Candidate, weights: Weights, min_score: float) -> float:
-    """0 for what is not relevant."""
+    """Return 0 for an engram that is not relevant."""
     relevance = _alone(one, weights) + one.lift
-    least = 0.5 if one.similarity is None else (1 - weights.keyword) * min_score
-    return relevance if relevance >= least else 0.0
+    if one.similarity is None:
+        return relevance if relevance >= WORDS_NEEDED else 0.0
+    similarity = max(0.0, one.similarity) + one.lift
+    if similarity >= min_score:
+        return relevance
+    # the share of the words makes up for the part of the similarity that is missing
+    passes = weights.keyword > 0 and one.rare_word and (one.keyword_score or 0.0) >= 1 - similarity / min_score
+    return relevance if passes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +198,7 @@ class _Judged:
             **{name: round(value, 4) for name, value in self.parts.items()},
             "shift": round(self.shift, 4),
         }
-        return Hit(found.id, min(1.0, self.score), self.relevance, mark_of(found.score), why)
+        return Hit(found.id, min(1.0, self.score), self.relevance, mark_of(found.score, found.won), why)
 
 
 _WORD = re.compile(r"\w+")

@@ -86,13 +86,14 @@ class _Brought:
         """near: what the vectors alone have brought, as the words see it."""
         found = {one.id: Candidate(one.id, one.similarity) for one in self.near}
         for one in near:
-            found[one.id].keyword_score = one.score or None
+            found[one.id].keyword_score, found[one.id].rare_word = one.score or None, one.rare
         hits = self.words.hits
         known = _similarities([one for one in hits if one.id not in found], self.vector)
         for place, hit in enumerate(hits, start=1):
             if hit.id not in found:
                 found[hit.id] = Candidate(hit.id, known.get(hit.id))
             found[hit.id].keyword_rank, found[hit.id].keyword_score = place, hit.score or None
+            found[hit.id].rare_word = hit.rare
         return found
 
 
@@ -177,7 +178,7 @@ class Recall:
             engrams |= await self._engrams(user_id, [one.id for one in part if one.id not in engrams])
             # what has gone meanwhile is left out
             for one in part:
-                if (engram := engrams.get(one.id)) is not None:
+                if (engram := engrams.get(one.id)) is not None and engram.shown:
                     _judge(one, engram, now)
                     (echoes if engram.echo else said).append(one)
             hits = rank(said, weights, top_k=count, min_score=least)
@@ -215,27 +216,28 @@ class Recall:
         if vector is None:
             return (), None, f"searched by words only: {self._embedder.trouble or 'the question cannot be embedded'}"
         try:
-            return await self._store.query(user_id, vector, limit), vector, self._embedder.trouble
+            near = await self._store.query(user_id, vector, limit, self._index.catalog.hidden(user_id))
         except StoreUnavailable as exc:
             log.warning("recall.no_store", reason=str(exc))
             raise
+        return near, vector, self._embedder.trouble
 
 
 def _weighed(
     words: KeywordIndex, user_id: str, brought: _Brought, weights: Weights, least: float
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     """What both searches bring, with what lifts it; and what is kept of each, by id."""
-    hits, rarity = brought.words.hits, brought.words.rarity
+    hits, rarity, rare = brought.words.hits, brought.words.rarity, brought.words.rare
     by_word = {one.id for one in hits}
-    near = words.seen(user_id, [one.id for one in brought.near if one.id not in by_word], rarity)
+    near = words.seen(user_id, [one.id for one in brought.near if one.id not in by_word], rarity, rare)
     found = brought.candidates(near)
     there = {one.id: one for one in (*hits, *near)}
     best = [one.id for one in _promising(found, weights, least)[:_FOLLOWED]]
     after = {later for one in best if one in there for later in there[one].later if later not in found}
-    others = words.seen(user_id, list(after), rarity)
+    others = words.seen(user_id, list(after), rarity, rare)
     known = _similarities(others, brought.vector)
     for one in others:
-        found[one.id] = Candidate(one.id, known.get(one.id), keyword_score=one.score or None)
+        found[one.id] = Candidate(one.id, known.get(one.id), keyword_score=one.score or None, rare_word=one.rare)
     pairs = [(one.id, later) for one in there.values() for later in one.later if later in found]
     for name, lift in lifts(found, pairs, weights).items():
         found[name].lift = lift

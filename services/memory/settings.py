@@ -90,7 +90,7 @@ class MemorySettings(BackendSettings, CourtesySettings):
         default=None,
         ge=0,
         le=1,
-        description="Least similarity of a relevant memory; unset: what suits the embedding model (0.3 for most)",
+        description="Least cosine similarity of a relevant memory; unset: what suits the embedding model (mostly 0.3)",
     )
     weights: Weights = Field(default=Weights(), description="How ratings, words and age are weighted")
     documents: DocumentSettings = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -159,9 +159,12 @@ class Store:
         """The engrams that are there, with their vectors."""
         return await self.reading(self._placed, user_id, ids)
 
-    async def query(self, user_id: str, vector: Vector, limit: int) -> list[Near]:
-        """The nearest of the user's engrams whose vectors can be compared with this one."""
-        return await self.reading(self._query, user_id, vector, limit)
+    async def query(self, user_id: str, vector: Vector, limit: int, hidden: Set[str] = frozenset()) -> list[Near]:
+        """Return the user's engrams nearest to a vector of the same space, nearest first.
+
+        limit: the most engrams to return. hidden: ids that are left out and take no place.
+        """
+        return await self.reading(self._query, user_id, vector, limit, hidden)
 
     async def put(self, user_id: str, items: Sequence[tuple[Engram, Vector]]) -> None:
         """Adds or replaces whole engrams of one user."""
@@ -270,16 +273,21 @@ class Store:
         self._collections.each(user_id, read)
         return found
 
-    def _query(self, user_id: str, vector: Vector, limit: int) -> list[Near]:
+    def _query(self, user_id: str, vector: Vector, limit: int, hidden: Set[str]) -> list[Near]:
         def search(collection: Collection) -> list[Near]:
-            # ids alone: reading what is known of all candidates would cost more than finding them
-            page = collection.handle.query(
-                query_embeddings=[list(vector.values)], n_results=limit, include=["distances"]
-            )
-            return [
-                Near(one, 1.0 - float(distance))
-                for one, distance in zip(page["ids"][0], page["distances"][0], strict=True)
-            ]
+            # perf: a larger result costs 0.1 ms; Chroma's own filter by metadata takes 35 ms among 20,000 engrams.
+            most = limit + min(limit, len(hidden))
+            while True:
+                # ids alone: reading what is known of all candidates would cost more than finding them
+                page = collection.handle.query(
+                    query_embeddings=[list(vector.values)], n_results=most, include=["distances"]
+                )
+                ids, distances = page["ids"][0], page["distances"][0]
+                pairs = zip(ids, distances, strict=True)
+                found = [Near(one, 1.0 - float(distance)) for one, distance in pairs if one not in hidden]
+                if len(found) >= limit or len(ids) < most:
+                    return found[:limit]
+                most *= 2
 
         found = [hit for hits in self._collections.each(user_id, search, vector.space) for hit in hits]
         return sorted(found, key=lambda hit: -hit.similarity)[:limit]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 
@@ -24,6 +25,8 @@ _MAY = re.compile(
     r"|\bmay[\s,]+\d|\d(?:st|nd|rd|th|\.)?\s+may\b)"
 )
 _VOWEL = re.compile(r"[aeiouy]")
+# The largest share of a store's engrams that have a word which is called rare.
+RARE_SHARE = 0.1
 
 # Words that say nothing about what a question is after. They stay in the index, and are left out of a query that has
 # other words.
@@ -72,6 +75,16 @@ def query_tokens(text: str) -> list[str]:
     telling = {"may"} if _MAY.search(text) else frozenset()
     chosen = [word for word in words if word not in STOP_WORDS or word in telling] or words
     return list(dict.fromkeys(part for word in chosen for part in _parts(word)))
+
+
+def rare_words(counts: Mapping[str, int], total: int) -> frozenset[str]:
+    """Return the words that few engrams of a store have, so that each of them tells one subject from another.
+
+    counts: the number of engrams that have a word. total: the number of engrams in the store. A word is rare while at
+    most one engram of ten has it, or two engrams of a small store.
+    """
+    most = max(2, total * RARE_SHARE)
+    return frozenset(word for word, count in counts.items() if 0 < count <= most)
 
 
 def dense_text(query: str, answer: str, at: datetime) -> str:

@@ -16,6 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, Field
 from support.http_gateway import ADMIN_KEY, FakeGenerator, Site, client, gateway_settings, generating, serving
+from support.memories import remembering, response
 from support.services import announced, running
 from support.waiting import eventually
 
@@ -222,6 +223,17 @@ async def test_what_a_user_has_is_found_in_documents_and_knowledge_too(
                 assert text(await one.call_tool("recall_memory", {"query": "x"})) == "search_memory of ann: x"
                 with pytest.raises(MCPError, match="unknown tool"):
                     await one.call_tool("shut", {"query": "x"})
+
+
+async def test_engrams_that_were_not_shown_are_no_resources(site: Site, redis_url: str, tmp_path: Path) -> None:
+    async with remembering(redis_url, tmp_path / "memory") as memory, speaking(site) as one:
+        answers = [response("Tea?", "Mint.", user_id="admin", query_id="1-1", respondent_id=name) for name in "AB"]
+        await memory.publish(*answers)
+        await memory.idle()
+        found = (await one.list_resources(cursor="engrams:")).resources
+        assert [str(each.uri) for each in found] == ["local2://engrams/1-1%3AA"]
+        with pytest.raises(MCPError, match="no such resource"):
+            await one.read_resource("local2://engrams/1-1%3AB")
 
 
 async def test_each_sees_its_own_and_nobody_without_a_key_anything(site: Site) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from support.memories import MemoryClient, remembering, response
 from support.waiting import eventually
 
 from services.memory.chroma import Collections
-from services.memory.keywords import KeywordIndex
+from services.memory.keywords import Entry, KeywordIndex
 from shared.contracts import MEMORY_CHANGED, MemoryChanged, ResponseGeneration
 
 SAID = [("Which harbour is nearest?", "Bergen."), ("Where is the harbour master?", "At the pier."), ("Tea?", "Mint.")]
@@ -84,6 +86,32 @@ async def test_a_start_does_not_go_through_everybody(
         # whose words have gone can be forgotten all the same
         assert (await client.manage("delete_user", "user-1"))["deleted"] == 1
         assert (await client.manage("list", "user-1"))["total"] == 0
+
+
+async def test_an_index_of_an_older_version_finds_no_hidden_answer(redis_url: str, tmp_path: Path) -> None:
+    shown, hidden = response(*SAID[0]), response(*SAID[1], respondent_id="B")
+    async with remembering(redis_url, tmp_path) as client:
+        await client.publish(shown, hidden)
+        await client.idle()
+    # As an older version wrote them: each answer with its words, and the version of the files is another one.
+    words = tmp_path / "chroma-words"
+    index = KeywordIndex(words)
+    data = index.data("ann", [hidden.response_id])[hidden.response_id]
+    index.add("ann", [Entry(hidden.response_id, " ".join(SAID[1]), data=data, talk="B:s1")])
+    index.close()
+    for file in words.glob("*.db"):
+        with closing(sqlite3.connect(file)) as db, db:
+            db.execute("PRAGMA user_version = 1")
+    (words / "mark").write_text("1\n0-0")
+    async with remembering(redis_url, tmp_path) as client:
+
+        async def found() -> bool:
+            hits = (await client.manage("search", query="Which harbour is nearest? The pier?"))["hits"]
+            assert hidden.response_id not in [hit["id"] for hit in hits]
+            return [hit["why"]["keyword_rank"] for hit in hits] == [1]
+
+        await eventually(found, 20, "the words are there again")
+        assert set(await client.engrams()) == {shown.response_id, hidden.response_id}
 
 
 async def test_a_damaged_index_is_mended_with_the_vectors(redis_url: str, tmp_path: Path) -> None:

@@ -271,6 +271,7 @@ class McpServer:
         resources = [
             _resource(_ENGRAM, one["id"], str(one.get("query") or one.get("answer") or one["id"]))
             for one in page["engrams"]
+            if _shown(one)
         ]
         next_cursor = f"engrams:{page['cursor']}" if page["cursor"] else None
         return types.ListResourcesResult(resources=resources, next_cursor=next_cursor)
@@ -282,7 +283,7 @@ class McpServer:
             elif params.uri.startswith(_ENGRAM):
                 engram_id = unquote(params.uri.removeprefix(_ENGRAM))
                 found = await operate(self._gateway, "memory", self._user_id, op="get", id=engram_id)
-                value = found["engram"] if found["found"] else None
+                value = found["engram"] if found["found"] and _shown(found["engram"]) else None
             else:
                 value = None
         except (ApiError, TransientError) as exc:
@@ -367,6 +368,11 @@ def _said(text: str, **more: Any) -> types.CallToolResult:
 def _resource(prefix: str, name: str, title: str) -> types.Resource:
     short = " ".join(title.split())[:_PREVIEW]
     return types.Resource(name=name, title=short, uri=prefix + quote(name, safe=""), mime_type="application/json")
+
+
+def _shown(engram: dict[str, Any]) -> bool:
+    """Return whether the user saw this answer: respondent B's are kept for judging only."""
+    return engram.get("respondent_id") != "B"
 
 
 def _error(exc: ApiError | TransientError) -> MCPError:

@@ -14,8 +14,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +25,7 @@ import numpy as np
 from services.cli.commands.eval_data import DEPTH, DataSet, Measures, Turn, load, report
 from services.demo_model.wheels import embedding_file
 from services.memory import recall
+from services.memory.catalog import Catalog
 from services.memory.engram import Engram, Note
 from services.memory.index import entry
 from services.memory.ingest import embedded_text
@@ -68,7 +69,7 @@ class Exact:
     ids: Sequence[str]
     vectors: np.ndarray
 
-    async def query(self, _user_id: str, vector: Vector, limit: int) -> list[Near]:
+    async def query(self, _user_id: str, vector: Vector, limit: int, _hidden: Set[str]) -> list[Near]:
         found = self.vectors @ np.asarray(vector.values, dtype=np.float32)
         return [Near(self.ids[at], float(found[at])) for at in np.argsort(-found, kind="stable")[:limit]]
 
@@ -78,6 +79,7 @@ class Words:
     """The part of memory's index that a search uses."""
 
     keywords: KeywordIndex
+    catalog: Catalog = field(default_factory=Catalog)
 
     async def look(self, _user_id: str, work: Callable[[KeywordIndex], Any]) -> Any:
         return work(self.keywords)

@@ -21,7 +21,9 @@ def test_a_catalog_lists_what_was_added_and_not_removed_newest_first(found: list
         engram_id = f"{user}-{name}"
         if action == "add":
             kind: Any = "note" if name in "ab" else "turn"
-            catalog.add([Engram(id=engram_id, user_id=user, kind=kind, time=time, recorded=time)])
+            respondent = "B" if name in "bc" else ""
+            engram = Engram(engram_id, user, kind, time, time, respondent_id=respondent)
+            catalog.add([engram])
             model[user, engram_id] = time
         elif action == "remove":
             catalog.remove(user, [engram_id])
@@ -38,6 +40,7 @@ def test_a_catalog_lists_what_was_added_and_not_removed_newest_first(found: list
         assert pages == expected
         assert catalog.count(user) == len(expected)
         assert all(catalog.owner(one) == user for _, one in expected)
+        assert catalog.hidden(user) == {one for _, one in expected if one[-1] in "bc"}
     for asked in (False, True):
         times = {key: time for key, time in model.items() if (key[1][-1] in "ab") == asked}
         for user in ("ann", "bob"):

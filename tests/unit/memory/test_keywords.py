@@ -147,7 +147,7 @@ def test_what_only_the_vectors_have_found_is_judged_by_the_words_too(index: Keyw
         "ann", [replace(LISBON, talk="s", time=1), replace(COFFEE, talk="s", time=2, data="d", vector=b"v", model="m")]
     )
     found = index.search("ann", "coffee with milk in Lisbon", 5)
-    both = index.seen("ann", ["coffee", "lisbon", "gone"], found.rarity)
+    both = index.seen("ann", ["coffee", "lisbon", "gone"], found.rarity, found.rare)
     assert sorted(both) == sorted(found.hits)
     assert index.seen("ann", ["coffee"], {}) == [Seen("coffee", 0.0, "d", b"v", "m", [])]
     assert index.seen("bob", ["coffee"], found.rarity) == []

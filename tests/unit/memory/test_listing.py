@@ -18,15 +18,21 @@ from services.memory.vectors import NOWHERE, Space
 SPACE = Space("m", 4)
 
 
-def record(name: str, at: int, kind: str = "turn", place: tuple[float, ...] = (1.0, 0, 0, 0)) -> dict[str, Any]:
-    return {"ids": [name], "embeddings": [list(place)], "metadatas": [{"time": at, "kind": kind, "user_id": "?"}]}
+def record(
+    name: str, at: int, kind: str = "turn", place: tuple[float, ...] = (1.0, 0, 0, 0), **about: str
+) -> dict[str, Any]:
+    return {
+        "ids": [name],
+        "embeddings": [list(place)],
+        "metadatas": [{"time": at, "kind": kind, "user_id": "?", **about}],
+    }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A store of three people, with a collection of another kind and somebody else's collection."""
     store = Collections(lambda: embedded(tmp_path), "ours", shared=False)
-    store.upsert("ann", SPACE, record("a1", 5))
+    store.upsert("ann", SPACE, record("a1", 5, respondent_id="B"))
     store.upsert("ann", SPACE, record("a2", 3, "note"))
     # it has no vector yet
     store.upsert("ben", NOWHERE, record("b1", 7, "topic", (1.0,)))
@@ -43,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 def test_everybodys_engrams_are_listed_and_nothing_else(folder: Path) -> None:
     found = listing_of(folder, "ours")
     assert found is not None
-    known = [Known("a1", "ann", 5, "turn"), Known("a2", "ann", 3, "note"), Known("b1", "ben", 7, "topic")]
+    known = [Known("a1", "ann", 5, "turn", shown=False), Known("a2", "ann", 3, "note"), Known("b1", "ben", 7, "topic")]
     assert sorted(found.engrams) == known
     assert found.behind == []
     assert listing_of(folder, "theirs") == Listing([], [])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.memory.text import dense_text, keyword_text, query_tokens, tokens
+from services.memory.text import dense_text, keyword_text, query_tokens, rare_words, tokens
 
 AT = datetime(2026, 3, 14, 22, 30, tzinfo=UTC)
 
@@ -74,6 +74,15 @@ def test_a_turn_is_indexed_under_its_day() -> None:
     found = set(tokens(keyword_text("How?", "So.", AT)))
     for asked in ("14 March", "on a Saturday in March 2026", "2026-03-14"):
         assert set(query_tokens(asked)) <= found
+
+
+RARE = [(0, 10, False), (1, 1, True), (2, 2, True), (2, 12, True), (3, 12, False), (3, 30, True), (4, 30, False),
+        (60, 600, True), (61, 600, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "total", "rare"), RARE)
+def test_word_is_rare_in_a_tenth_of_the_engrams(count: int, total: int, rare: bool) -> None:
+    assert rare_words({"word": count}, total) == ({"word"} if rare else set())
 
 
 @given(st.text(max_size=200))

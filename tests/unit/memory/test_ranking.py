@@ -188,8 +188,8 @@ def test_of_what_promises_as_much_the_first_id_comes_first() -> None:
 
 
 def test_what_is_unlike_or_not_old_yet_takes_and_gives_nothing() -> None:
-    (hit,) = rank([Candidate("a", -0.5, 1, 0.8, age_days=-3)], Weights(keyword=0.5), top_k=1, min_score=LEAST)
-    assert (hit.relevance, hit.why["age"]) == (0.4, 0.0)
+    (hit,) = rank([Candidate("a", -0.5, 1, 1.0, True, age_days=-3)], Weights(keyword=0.5), top_k=1, min_score=LEAST)
+    assert (hit.relevance, hit.why["age"]) == (0.5, 0.0)
 
 
 def test_a_better_turn_beside_one_adds_a_part_of_what_that_lacks() -> None:
@@ -238,8 +238,34 @@ def test_what_shares_no_word_needs_the_least_similarity() -> None:
     assert best(Candidate("near", 0.2), Candidate("far", 0.19)) == ["near"]
 
 
-def test_words_make_up_for_a_lower_similarity() -> None:
-    assert best(Candidate("worded", 0.05, 1, 1.0), Candidate("silent", 0.05)) == ["worded"]
+# Candidates with the threshold at LEAST: similarity, share of the words, whether one is rare, lift; and the outcome.
+RELEVANT = [
+    pytest.param(LEAST, None, False, 0.0, True, id="at-the-threshold"),
+    pytest.param(LEAST - 0.01, None, False, 0.0, False, id="below-without-words"),
+    pytest.param(LEAST - 0.01, 1.0, False, 0.0, False, id="below-with-common-words"),
+    pytest.param(LEAST * 0.9, 0.11, True, 0.0, True, id="little-below-with-a-rare-word"),
+    pytest.param(0.0, 0.9, True, 0.0, False, id="unlike-with-most-words"),
+    pytest.param(0.0, 1.0, True, 0.0, True, id="unlike-with-all-words"),
+    pytest.param(-0.4, 1.0, True, 0.0, True, id="opposite-with-all-words"),
+    pytest.param(LEAST / 2, 0.5, True, 0.0, True, id="half-with-half-of-the-words"),
+    pytest.param(LEAST / 2, 0.4, True, 0.0, False, id="half-with-fewer-words"),
+    pytest.param(LEAST / 2, None, False, LEAST / 2, True, id="lifted-by-its-neighbour"),
+    pytest.param(None, 0.5, False, 0.0, True, id="unknown-with-half-of-the-words"),
+    pytest.param(None, 0.49, True, 0.0, False, id="unknown-with-fewer-words"),
+]
+
+
+@pytest.mark.parametrize(("similarity", "words", "rare", "lift", "passes"), RELEVANT)
+def test_min_score_is_a_threshold_on_similarity(
+    similarity: float | None, words: float | None, rare: bool, lift: float, passes: bool
+) -> None:
+    place = None if words is None else 1
+    one = Candidate("e", similarity, place, words, rare, lift=lift)
+    assert best(one) == (["e"] if passes else [])
+
+
+def test_without_weight_of_words_a_rare_word_does_not_help() -> None:
+    assert best(Candidate("e", 0.1, 1, 1.0, True), weights=Weights(keyword=0.0)) == []
 
 
 def test_nothing_relevant_gives_nothing() -> None:
@@ -360,6 +386,14 @@ def test_grades_are_marked_for_the_model(score: float | None, mark: str | None) 
     assert hit.mark == mark
 
 
+@pytest.mark.parametrize("won", [True, False, None])
+@pytest.mark.parametrize("score", [1, 2, 3, 4, 5, None])
+def test_loser_of_a_comparison_is_no_good_example(score: float | None, won: bool | None) -> None:
+    (hit,) = rank([Candidate("a", 0.9, score=score, won=won)], Weights(), top_k=1, min_score=LEAST)
+    usual = mark_of(score)
+    assert hit.mark == (None if usual == "GOOD EXAMPLE" and won is False else usual)
+
+
 def test_weights_are_checked_and_described() -> None:
     with pytest.raises(ValueError, match="bound"):
         Weights(bound=0.9)
@@ -377,5 +411,5 @@ def test_weights_are_checked_and_described() -> None:
 
 def test_the_least_score_belongs_to_the_embedding_model() -> None:
     assert min_score_for("nomic-embed-text:latest") == 0.3
-    assert min_score_for("sentence-transformers/all-MiniLM-L6-v2") == 0.2
+    assert min_score_for("sentence-transformers/all-MiniLM-L6-v2") == 0.25
     assert min_score_for("another") == 0.3

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.memory.catalog import Catalog
 from services.memory.engram import Engram
 from services.memory.index import entry
 from services.memory.keywords import KeywordIndex
@@ -17,6 +18,8 @@ from services.memory.store import Near
 from services.memory.vectors import Vector
 
 USER = "ann"
+# Each engram of these tests has this similarity, unless the test gives another one.
+SIMILAR = 0.15
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Memory:
     using: str = "m"
     trouble: str | None = None
     away: bool = False
+    catalog: Catalog = field(default_factory=Catalog)
 
     def say(self, *turns: str, session: str = "s", respondent: str = "A", time: int = 0) -> list[str]:
         """Turns `question | answer` of a session, a second apart; their ids."""
@@ -37,17 +41,19 @@ class Memory:
             query, _, answer = turn.partition(" | ")
             at, name = 1_000 * (time + number), f"{session}-{time + number}:{respondent}"
             made.append(Engram(name, USER, "turn", at, at, session, name, respondent, query, answer))
-        self.keywords.add(USER, [entry(one, Vector("m", [0.15, 0.99])) for one in made])
+        self.keywords.add(USER, [entry(one, Vector("m", [SIMILAR, 0.99])) for one in made])
         self.engrams |= {one.id: one for one in made}
+        self.catalog.add(made)
         return [one.id for one in made]
 
     # as the store and the embedder
 
-    async def query(self, *args: object) -> list[Near] | Vector | None:
+    async def query(self, *args: Any) -> list[Near] | Vector | None:
         if len(args) == 1:
             return None if self.away else Vector("m", [1.0, 0.0])
-        found = [Near(name, value) for name, value in self.near.items()]
-        return sorted(found, key=lambda one: -one.similarity)
+        _, _, limit, hidden = args
+        found = [Near(name, value) for name, value in self.near.items() if name not in hidden]
+        return sorted(found, key=lambda one: -one.similarity)[:limit]
 
     async def get(self, _user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return {name: self.engrams[name] for name in ids if name in self.engrams}
@@ -98,17 +104,66 @@ class Order:
 async def test_what_stands_beside_a_hit_is_found_though_neither_search_brings_it(memory: Memory) -> None:
     asked, then, told, after = memory.say("Which boat did you buy?", "Guess.", "The blue one, Marguerite.", "Fine.")
     memory.near = {asked: 0.7}
-    first, *others = await found(memory, "boat")
+    first, *others = await found(memory, "boat", min_score=0.2)
     assert (first, sorted(others)) == (asked, [then, told])
     assert after not in await found(memory, "boat", min_score=0.0)
-    assert await found(memory, "boat", weights={"beside": 0.0}) == [asked]
+    assert await found(memory, "boat", min_score=0.2, weights={"beside": 0.0}) == [asked]
 
 
-async def test_what_another_respondent_said_at_that_time_stands_beside_nothing(memory: Memory) -> None:
+async def test_hidden_answers_stand_beside_nothing(memory: Memory) -> None:
     asked, silent = memory.say("Which boat did you buy?", "Silence.")
     b, told = memory.say("Which boat was it?", "The blue one.", respondent="B")
     later = {one.id: one.later for one in memory.keywords.seen(USER, [asked, silent, b, told], {})}
-    assert later == {asked: [silent], silent: [], b: [told], told: []}
+    assert later == {asked: [silent], silent: [], b: [], told: []}
+
+
+async def test_log_round_a_hit_has_no_hidden_answer(memory: Memory) -> None:
+    shown = memory.say("How was Bergen?", "It rained.", "And the harbour?")
+    memory.say("How was Bergen?", "It snowed unseen.", "And the harbour?", respondent="B")
+    recalled = await searched(memory, Wanted(("harbour",), log=True))
+    assert recalled.log is not None
+    assert [one.id for talk in recalled.log for one in talk] == shown
+
+
+async def test_while_words_are_unreadable_no_hidden_answer_is_found(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shown,) = memory.say("Which boat did you buy?")
+    (hidden,) = memory.say("Which boat did you buy?", respondent="B")
+    memory.near = {hidden: 0.9, shown: 0.7}
+    # The catalog is still being read, and the index of the words is being built anew.
+    memory.catalog = Catalog()
+
+    async def nothing(*_args: object) -> None:
+        return None
+
+    monkeypatch.setattr(memory, "look", nothing)
+    assert await found(memory, "boat") == [shown]
+
+
+# A keyword hit below the threshold: its question, the other memories, and whether it is found.
+BELOW = [
+    pytest.param("the zeppelin", ["coffee"] * 8, True, id="rare"),
+    pytest.param("the coffee", ["more coffee"] * 8, False, id="common"),
+    pytest.param("the coffee machine", ["more coffee"] * 8, True, id="common-and-rare"),
+    pytest.param("a zeppelin", ["coffee"] * 2, True, id="small-store"),
+]
+
+
+@pytest.mark.parametrize(("said", "others", "passes"), BELOW)
+async def test_keyword_hit_below_the_threshold_needs_a_rare_word(
+    memory: Memory, said: str, others: list[str], passes: bool
+) -> None:
+    (hit,) = memory.say(said, session="x")
+    for number, text in enumerate(others):
+        memory.say(text, session=f"other-{number}")
+    assert await found(memory, said, top_k=50, min_score=0.3) == ([hit] if passes else [])
+
+
+async def test_memory_below_the_threshold_without_words_is_left_out(memory: Memory) -> None:
+    near, far = memory.say("alpha", "beta")
+    memory.near = {near: 0.31, far: 0.29}
+    assert await found(memory, "gamma", min_score=0.3, weights={"beside": 0.0}) == [near]
 
 
 async def test_words_count_for_what_only_the_vectors_have_found(memory: Memory) -> None:
@@ -137,9 +192,8 @@ async def test_several_queries_are_merged_and_each_engram_is_told_once(memory: M
 
 async def test_n_results_is_the_number_for_each_query_and_bounded_for_all(memory: Memory) -> None:
     memory.say(*(f"coffee number {number}" for number in range(60)), *(f"tea number {number}" for number in range(60)))
-    assert len((await searched(memory, Wanted(("coffee",), n_results=7))).hits) == 7
-    assert len((await searched(memory, Wanted(("coffee", "tea"), n_results=7))).hits) == 14
-    assert len((await searched(memory, Wanted(("coffee", "tea"), n_results=50))).hits) == 50
+    for queries, n_results, count in ((("coffee",), 7, 7), (("coffee", "tea"), 7, 14), (("coffee", "tea"), 50, 50)):
+        assert len((await searched(memory, Wanted(queries, n_results), min_score=SIMILAR)).hits) == count
 
 
 async def test_without_words_the_vectors_alone_decide(memory: Memory) -> None:
@@ -158,10 +212,11 @@ async def test_without_words_the_vectors_alone_decide(memory: Memory) -> None:
 async def test_a_reranker_chooses_from_more_than_are_told(memory: Memory) -> None:
     turns = memory.say(*(f"coffee number {number}" for number in range(30)))
     order = Order()
-    recalled = await searched(memory, Wanted(("coffee",), n_results=3, do_rerank=True), order, rerank_pool=12)
+    pool = {"rerank_pool": 12, "min_score": SIMILAR}
+    recalled = await searched(memory, Wanted(("coffee",), n_results=3, do_rerank=True), order, **pool)
     ((query, texts),) = order.asked
     assert (query, len(texts), recalled.reranked) == ("coffee", 12, Reranked("model", 12))
-    plain = await searched(memory, Wanted(("coffee",), n_results=12), order)
+    plain = await searched(memory, Wanted(("coffee",), n_results=12), order, min_score=SIMILAR)
     assert ids(recalled) == ids(plain)[::-1][:3]
     assert plain.reranked is None
     assert set(ids(recalled)) <= set(turns)
@@ -171,9 +226,10 @@ async def test_a_reranker_reads_no_more_for_several_queries_than_there_is_room_f
     words = ("coffee", "tea", "milk", "bread")
     memory.say(*(f"{word} number {number}" for word in words for number in range(30)))
     order = Order()
-    recalled = await searched(memory, Wanted(words, n_results=4, do_rerank=True), order, rerank_pool=12)
+    pool = {"rerank_pool": 12, "min_score": SIMILAR}
+    recalled = await searched(memory, Wanted(words, n_results=4, do_rerank=True), order, **pool)
     assert (len(order.asked[0][1]), len(recalled.hits)) == (16, 16)
-    recalled = await searched(memory, Wanted(words, n_results=2, do_rerank=True), order, rerank_pool=12)
+    recalled = await searched(memory, Wanted(words, n_results=2, do_rerank=True), order, **pool)
     assert (len(order.asked[1][1]), len(recalled.hits)) == (12, 8)
     # of each query as many
     assert [sum(word in text for text in order.asked[1][1]) for word in words] == [3, 3, 3, 3]
@@ -188,12 +244,13 @@ async def test_what_a_reranker_leaves_out_is_not_told(memory: Memory) -> None:
 
 async def test_a_reranker_that_fails_leaves_everything_as_it_was_and_says_so(memory: Memory) -> None:
     memory.say(*(f"coffee number {number}" for number in range(9)))
-    plain = await searched(memory, Wanted(("coffee",)))
-    failed = await searched(memory, Wanted(("coffee",)), Order(fails="the server is full"), do_rerank=True)
+    plain = await searched(memory, Wanted(("coffee",)), min_score=SIMILAR)
+    order = Order(fails="the server is full")
+    failed = await searched(memory, Wanted(("coffee",)), order, do_rerank=True, min_score=SIMILAR)
     assert ids(failed) == ids(plain)
     assert failed.reranked is not None
     assert failed.reranked.trouble == "the server is full"
-    nobody = await searched(memory, Wanted(("coffee",), do_rerank=True), rerank="none")
+    nobody = await searched(memory, Wanted(("coffee",), do_rerank=True), rerank="none", min_score=SIMILAR)
     assert ids(nobody) == ids(plain)
     assert nobody.reranked is not None
     assert "rerank is none" in str(nobody.reranked.trouble)
