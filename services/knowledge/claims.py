@@ -88,14 +88,17 @@ def claim(
     by: By,
     quote: str = "",
 ) -> Claim | None:
-    """A claim in its one form; None when one of its parts is none: no name, no relation, a thing and itself."""
+    """Return a claim in its one form; None when a part is missing: a name, a relation, or a second thing.
+
+    subject_kind, object_kind: `thing` stands for a kind that is not known. The relation may tell it.
+    """
     by_assistant = speaker == "assistant"
     subject_key, object_key = named(subject, by_assistant=by_assistant), named(object_, by_assistant=by_assistant)
     found = relation_of(relation)
     if subject_key is None or object_key is None or found is None or subject_key == object_key:
         return None
-    first = (subject_key, _written(subject, subject_key), _kind(subject_kind, subject_key))
-    second = (object_key, _written(object_, object_key), _kind(object_kind, object_key))
+    first = (subject_key, _written(subject, subject_key), _kind(subject_kind, subject_key, found.kinds[0]))
+    second = (object_key, _written(object_, object_key), _kind(object_kind, object_key, found.kinds[1]))
     if found.turned:
         first, second = second, first
     if symmetric(found.name) and second[0] < first[0]:
@@ -180,10 +183,12 @@ def _written(text: str, key: str) -> str:
     return USER_NAME if key == USER else shown(text)[:MAX_NAME]
 
 
-def _kind(kind: str, key: str) -> Kind:
+def _kind(kind: str, key: str, implied: Kind) -> Kind:
+    """implied: by the relation."""
     if key == USER:
         return "person"
-    return next((one for one in KINDS if one == kind), "thing")
+    known: Kind = next((one for one in KINDS if one == kind), "thing")
+    return implied if known == "thing" else known
 
 
 def moved(claim: Claim, **changes: Any) -> Claim:

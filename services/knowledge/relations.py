@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from services.knowledge.names import Kind
 
 MAX_RELATION = 60
 ALIAS = "is also called"
@@ -60,13 +62,34 @@ _HAS_KIN = re.compile(r"^has (?:an? )?(.+)$")
 _OF = re.compile(r"^(.+?)(?: of| to)?$")
 
 
+# The kinds of the two ends of a relation, where the relation alone tells them. Of any other relation: things.
+_KINDS: dict[str, tuple[Kind, Kind]] = {
+    "lives in": ("person", "place"),
+    "works at": ("person", "organisation"),
+    "works in": ("person", "thing"),
+    "works as": ("person", "thing"),
+    "studies at": ("person", "organisation"),
+    "was born in": ("person", "place"),
+    "was born on": ("person", "time"),
+    "is aged": ("person", "thing"),
+    **dict.fromkeys(PARTNERS.values(), ("person", "person")),
+}
+# Phrases of `lives in` that are said of things, too.
+_LIES = re.compile(r"\b(?:located|based)\b", re.IGNORECASE)
+
+
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """past: the phrase itself says that it is over. turned: subject and object change places."""
+    """A relation in its one form.
+
+    past: the phrase itself says that it is over. turned: subject and object change places. kinds: of the subject and
+    the object, as they stand in the phrase.
+    """
 
     name: str
     past: bool = False
     turned: bool = False
+    kinds: tuple[Kind, Kind] = field(default=("thing", "thing"), compare=False)
 
 
 def exclusive(relation: str) -> bool:
@@ -97,11 +120,12 @@ def relation_of(phrase: str) -> Relation | None:
         return None
     for name, pattern in _THEN:
         if pattern.fullmatch(bare):
-            return Relation(name, True)
+            return Relation(name, True, kinds=_kinds(name, bare))
     for name, pattern in _NOW:
         if pattern.fullmatch(bare):
-            return Relation(name, past)
-    return _kinship(bare, past) or Relation(_favourite(bare) or _plain(words, bare), past)
+            return Relation(name, past, kinds=_kinds(name, bare))
+    name = _favourite(bare) or _plain(words, bare)
+    return _kinship(bare, past) or Relation(name, past, kinds=_kinds(name, bare))
 
 
 def kinship(word: str) -> str | None:
@@ -115,10 +139,15 @@ def kinship(word: str) -> str | None:
 
 def _kinship(bare: str, past: bool) -> Relation | None:
     if (has := _HAS_KIN.match(bare)) is not None and (name := kinship(has[1].removesuffix(" named"))):
-        return Relation(name, past, turned=True)
+        return Relation(name, past, turned=True, kinds=("person", "person"))
     found = _OF.match(bare)
     name = kinship(found[1]) if found else None
-    return Relation(name, past) if name else None
+    return Relation(name, past, kinds=("person", "person")) if name else None
+
+
+def _kinds(name: str, phrase: str) -> tuple[Kind, Kind]:
+    subject, object_ = _KINDS.get(name, ("thing", "thing"))
+    return ("thing" if _LIES.search(phrase) else subject), object_
 
 
 def _favourite(bare: str) -> str | None:

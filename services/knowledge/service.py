@@ -43,7 +43,7 @@ def builder(*fault: Hook) -> Any:
             model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
             stack.push_async_callback(model.aclose)
             ingest = Ingest(context, store, Extractor(model, lambda: context.settings), *fault)
-            retention = Retention(context, kinds(store), answering(context.bus))
+            retention = Retention(context, kinds(store, search), answering(context.bus))
             offered: list[Tool[Any]] = [
                 KnowledgeTools(context, search).tool(),
                 Manage(context.bus, store, search, retention).tool(),

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from services.knowledge.claims import FIELDS, Claim, Turn, claim_of
 from services.knowledge.graph import Graph, Row, Run
 from services.knowledge.relations import ALIAS
-from shared.participant.retention import Census
 
 # What the sources begin with that a person has entered.
 BY_HAND = "person:"
@@ -112,10 +111,6 @@ _BETWEEN = f"MATCH (a:KnowledgeName)-[r:SAID]-(b:KnowledgeName) WHERE a.id = $na
 _OLD = (
     "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) "
     f"WHERE s.said < $before AND NOT s.source STARTS WITH '{BY_HAND}' RETURN s.id AS id ORDER BY s.said LIMIT $n"
-)
-_CENSUS = (
-    f"MATCH (s:KnowledgeSource) WHERE NOT s.source STARTS WITH '{BY_HAND}' "
-    "RETURN count(s) AS kept, min(s.said) AS oldest, sum(CASE WHEN s.said < $before THEN 1 ELSE 0 END) AS due"
 )
 _USERS = "MATCH (u:KnowledgeUser) RETURN u.id AS id ORDER BY id"
 _COUNT = (
@@ -308,11 +303,6 @@ class Store:
         """Claims and names of all users."""
         claims, names = await self._graph.read(_COUNT_ALL, {}), await self._graph.read(_COUNT_NAMES, {})
         return {"claims": int(claims[0]["n"]), "names": int(names[0]["n"])}
-
-    async def census(self, before: int) -> Census:
-        """Of all users' sources but those that a person has entered."""
-        (row,) = await self._graph.read(_CENSUS, {"before": before})
-        return Census(int(row["kept"]), row["oldest"], int(row["due"] or 0))
 
     async def ping(self) -> None:
         await self._graph.ping()

@@ -51,6 +51,13 @@ async def test_facts_are_listed_added_corrected_and_forgotten(house: House) -> N
         assert moved["text"].startswith("Anna lives in Lille: IS true since 2020")
         made = await eva.post("/knowledge/facts", json={"subject": "me", "relation": "lives in", "object": "Graz"})
         assert made.json()["confidence"] == 1
+        assert [made.json()[end]["kind"] for end in ("subject", "object")] == ["person", "place"]
+        works = (
+            await eva.patch(f"/knowledge/facts/{made.json()['id']}", json={"relation": "works at", "object": "Acme"})
+        ).json()
+        assert [works[end]["kind"] for end in ("subject", "object")] == ["person", "organisation"]
+        assert (await eva.delete(f"/knowledge/facts/{works['id']}")).status_code == 200
+        made = await eva.post("/knowledge/facts", json={"subject": "me", "relation": "lives in", "object": "Graz"})
         graph = (await eva.get("/knowledge/graph", params={"about": "Anna"})).json()
         assert {edge["relation"] for edge in graph["edges"]} == {"lives in", "is sister of"}
         entities = (await eva.get("/knowledge/entities", params={"about": "anna"})).json()["entities"]

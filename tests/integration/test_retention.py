@@ -18,8 +18,10 @@ from support.waiting import eventually
 from services.knowledge.claims import Turn, claim
 from services.knowledge.keeping import kinds as facts
 from services.knowledge.ladybug import open_ladybug
+from services.knowledge.search import Search
 from services.knowledge.store import TABLES, Store
 from shared.bus.keys import gone_key
+from shared.participant.retention import Census
 
 DAY_MS = 86_400_000
 
@@ -103,6 +105,20 @@ async def test_what_is_old_is_shown_then_set_then_gone(
         await eventually(is_told, 20, "memory has heard of the end of the session")
 
 
+async def test_retention_of_facts_counts_facts_and_not_sources(tmp_path: Path) -> None:
+    async with open_ladybug(tmp_path / "g.lbug", TABLES, 32 * 1024 * 1024) as graph:
+        store = Store(graph)
+        (kind,) = facts(store, Search(store))
+        assert await kind.census(200) == Census(0, None, 0)
+        # Two facts from one source, a source without facts, and a fact that an old and a new source tell.
+        said = {"r1": ("tea", "coffee"), "r2": (), "r3": ("coffee",)}
+        for at, (source, objects) in zip((100, 100, 300), said.items(), strict=True):
+            turn = Turn(source, "ann", "s1", at, "")
+            found = [claim(turn, "Anna", "likes", one, by="model") for one in objects]
+            await store.hear(turn, [one for one in found if one], settled=True)
+        assert await kind.census(200) == Census(2, 100, 1)
+
+
 async def test_what_was_read_long_ago_is_forgotten_and_what_a_person_entered_stays(tmp_path: Path) -> None:
     async with open_ladybug(tmp_path / "g.lbug", TABLES, 32 * 1024 * 1024) as graph:
         store = Store(graph)
@@ -111,9 +127,9 @@ async def test_what_was_read_long_ago_is_forgotten_and_what_a_person_entered_sta
             found = claim(turn, "Anna", "likes", f"thing {number}", by="model")
             assert found is not None
             await store.hear(turn, [found], settled=True)
-        (kind,) = facts(store)
+        (kind,) = facts(store, Search(store))
         census = await kind.census(200)
-        assert (census.kept, census.oldest, census.due) == (3, 100, 2)
+        assert (census.kept, census.oldest, census.due) == (4, 100, 2)
         assert [count async for count in kind.remove(200)] == [2]
         assert {one.source for one in await store.all("ann")} == {"person:1", "r9"}
         assert [count async for count in kind.remove(200)] == []

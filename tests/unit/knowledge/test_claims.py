@@ -38,6 +38,34 @@ def test_all_that_was_said_is_in_it_and_it_reads_back() -> None:
     )  # fmt: skip
 
 
+# What a person enters without kinds, and the kinds that it gets.
+KINDS_OF = [
+    ("Anna", "lives in", "Lyon", "person", "place"),
+    ("Eiffel Tower", "is located in", "Paris", "thing", "place"),
+    ("me", "works at", "Acme", "person", "organisation"),
+    ("Anna", "works as", "nurse", "person", "thing"),
+    ("Anna", "graduated from", "Yale", "person", "organisation"),
+    ("Anna", "sister of", "Tom", "person", "person"),
+    ("Tom", "has a sister", "Anna", "person", "person"),
+    ("Anna", "is married to", "Bob", "person", "person"),
+    ("Anna", "was born in", "Oslo", "person", "place"),
+    ("Anna", "birthday", "3 May", "person", "time"),
+    ("Elixir", "runs on", "BEAM", "thing", "thing"),
+    ("me", "likes", "tea", "person", "thing"),
+]
+
+
+@pytest.mark.parametrize(("subject", "relation", "other", "first", "second"), KINDS_OF)
+def test_relation_tells_the_kinds_that_are_not_given(
+    subject: str, relation: str, other: str, first: str, second: str
+) -> None:
+    found = made(subject, relation, other, by="person")
+    kinds = {found.subject: found.subject_kind, found.object: found.object_kind}
+    assert kinds == {"the user" if subject == "me" else subject: first, other: second}
+    given = made(subject, relation, other, subject_kind="organisation", object_kind="organisation")
+    assert {given.subject_kind, given.object_kind} <= {"organisation", "person" if subject == "me" else "organisation"}
+
+
 def test_one_thing_said_twice_in_a_turn_has_one_id_and_in_another_turn_or_by_another_user_another() -> None:
     first = made("Anna", "lives in", "Porto")
     assert made("ANNA", "moved to", "porto.", speaker="assistant").id == first.id
