@@ -106,7 +106,7 @@ async def test_a_person_adds_corrects_and_forgets_facts(redis_url: str, tmp_path
             await client.managed("add", call_id="once", subject="Tom", relation="likes", object="tea")
         entities = (await client.manage("entities"))["entities"]
         assert {one["name"]: (one["kind"], one["facts"]) for one in entities} == {
-            "the user": ("person", 2), "Anna": ("person", 1), "Graz": ("thing", 1), "Tom": ("thing", 1),
+            "the user": ("person", 2), "Anna": ("person", 1), "Graz": ("place", 1), "Tom": ("thing", 1),
             "tea": ("thing", 1),
         }  # fmt: skip
         graph = await client.manage("graph", about="Anna")
