@@ -17,9 +17,11 @@ CPU_SECONDS, PLAIN_CPU_SECONDS = 1.25, 1.0
 
 
 def read(data: bytes, request: dict[str, Any]) -> dict[str, Any]:
-    """The part of the page's text that is asked for."""
+    """Return the part of the page's text that the request names, and the links of the whole text."""
     text = to_text(data, request["declared"], request["cut"])
-    content = extract(text, request["content_type"], plain=request["plain"])
+    content = extract(
+        text, request["content_type"], plain=request["plain"], url=request["url"], offset=request["offset"]
+    )
     whole = content.headed
     offset = min(request["offset"], len(whole))
     shown, after = part(whole, offset, request["max_chars"])
@@ -29,6 +31,8 @@ def read(data: bytes, request: dict[str, Any]) -> dict[str, Any]:
         "chars": len(whole),
         "after": after,
         "cut": request["cut"] or content.cut,
+        "links": [{"text": link.text, "url": link.url} for link in content.links],
+        "refresh": content.refresh,
     }
 
 

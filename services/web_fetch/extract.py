@@ -10,22 +10,29 @@ links to other pages below it. The rules and numbers were chosen by tests/eval/e
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from services.web_fetch.plain import lean, plain_text, too_heavy
+from services.web_fetch.links import Line, Link, absolute, links_in
+from services.web_fetch.plain import lean, plain_base, plain_links, plain_text, too_heavy
 from services.web_fetch.tree import (
     article_bodies,
+    base_of,
     descriptions,
     heading_of,
     headings,
-    links,
+    lines_of,
+    link_texts,
     parsed,
+    refresh_of,
+    teaser_titles,
     title_of,
     whole_page,
     without_comments,
 )
+from services.web_fetch.words import count, joined
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
@@ -36,12 +43,16 @@ ENOUGH_WORDS = 100
 ENOUGH_SHARE = 0.7
 # Less than both of these is next to nothing.
 FEW_WORDS, FEW_SHARE = 25, 0.4
+# Nearly all of the page.
+ALL_SHARE = 0.9
 # A page with more elements is read once: the second reading would take as long again.
 FILLED_ELEMENTS = 4_000
 # Kept lines of which fewer stand in the other reading are no places in it.
 SAME_SHARE = 0.5
 # So many sentences of an article in JSON-LD are searched on the page.
 COMPARED_SENTENCES = 200
+# So many stories without their titles, of at most so many words each, make a page a list of stories.
+LOST_TITLES, STORY_WORDS = 3, 80
 # Less than this share of a text is no text with links below it, but a list of links.
 KEPT_SHARE = 0.5
 # A description with fewer words may stand anywhere.
@@ -63,20 +74,20 @@ _CONTROL = re.compile(f"[{''.join(map(chr, _CONTROLS))}]")
 _SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]]*\s*$")
 _SENTENCES = re.compile(r"\n|(?<=[.!?…。！？])\s+")
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-# Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces.
-_SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff"
-_WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Extract:
     """text: the main text alone. heading: what stands above it on the page, where the text does not begin with it.
-    cut: only the beginning of the page was read."""
+    cut: only the beginning of the page was read. links: of the main text. refresh: the URL to which the page sends its
+    reader on, or ""."""
 
     title: str
     text: str
     cut: bool = False
     heading: str = ""
+    links: tuple[Link, ...] = ()
+    refresh: str = ""
 
     @property
     def headed(self) -> str:
@@ -84,11 +95,12 @@ class Extract:
         return f"{self.heading}\n{self.text}".strip() if self.heading else self.text
 
 
-def extract(body: str, content_type: str, *, plain: bool = False) -> Extract:
-    """Title and main text of an HTML page; any other text as it is.
+def extract(body: str, content_type: str, *, plain: bool = False, url: str = "", offset: int = 0) -> Extract:
+    """Title, main text and links of an HTML page; any other text as it is.
 
-    Nobody knows how much time and memory a stranger's page takes: it is called where it can be stopped (child.py).
-    plain: only the beginning is read, and never parsed; a page that is too heavy for a parser is always read so.
+    The time and memory that a page takes have no bound: call it in a process that can be killed (child.py).
+    plain: read only the beginning, without parsing; a page that is too heavy for a parser is always read so.
+    url: of the page; without it there are no links. offset: links behind so many characters of the text come first.
     """
     is_html = content_type in HTML_TYPES or (not content_type and _LOOKS_LIKE_HTML.match(body[:2_000]))
     plain = plain or bool(is_html and too_heavy(body))
@@ -99,11 +111,16 @@ def extract(body: str, content_type: str, *, plain: bool = False) -> Extract:
         body = body[:PLAIN_CHARS]
     if not is_html:
         return Extract("", tidy(body), cut)
-    if plain:
-        title, text = plain_text(body)
-        text = tidy(text)
-        return Extract(title, text, cut, _above(title, text))
-    return _from_html(body)
+    if not plain:
+        return _from_html(body, url, offset)
+    title, text = plain_text(body)
+    text = tidy(text)
+    found = Extract(title, text, cut, _above(title, text))
+    return _with_links(found, plain_links(body), url, absolute(url, plain_base(body)) or url, offset)
+
+
+def _with_links(found: Extract, lines: Iterable[Line], url: str, base: str, offset: int) -> Extract:
+    return replace(found, links=tuple(links_in(lines, found.headed, offset, url, base))) if url else found
 
 
 def tidy(text: str) -> str:
@@ -115,7 +132,7 @@ def tidy(text: str) -> str:
     return _BLANK_LINES.sub("\n\n", lines).strip()
 
 
-def _from_html(html: str) -> Extract:
+def _from_html(html: str, url: str, offset: int) -> Extract:
     tree = parsed(html)
     if tree is None:
         return Extract("", "")
@@ -124,14 +141,19 @@ def _from_html(html: str) -> Extract:
     text = hidden_article(tree, whole) or ended(led(main_text(tree, whole), whole, tree), tree)
     text = tidy(text)
     first, _, rest = text.partition("\n")
-    if rest and _words(first) == _words(heading or title):
-        return Extract(title or heading, rest.lstrip("\n"), heading=first)
-    return Extract(title or heading, text, heading=_above(heading or title, text))
+    if rest and joined(first) == joined(heading or title):
+        found = Extract(title or heading, rest.lstrip("\n"), heading=first)
+    else:
+        found = Extract(title or heading, text, heading=_above(heading or title, text))
+    base = base_of(tree, url)
+    refresh = refresh_of(tree, scripts=bool(text))
+    found = replace(found, refresh=absolute(base, refresh) or refresh if refresh else "")
+    return _with_links(found, lines_of(tree), url, base, offset)
 
 
 def _above(heading: str, text: str) -> str:
     """The heading, unless it stands somewhere in the beginning of the text."""
-    return "" if _words(heading) in _words(text[: HEADING_WITHIN + 2 * len(heading)]) else heading
+    return "" if joined(heading) in joined(text[: HEADING_WITHIN + 2 * len(heading)]) else heading
 
 
 def hidden_article(tree: HtmlElement, whole: str) -> str:
@@ -140,10 +162,10 @@ def hidden_article(tree: HtmlElement, whole: str) -> str:
     if len(bodies) != 1:
         return ""
     (body,) = bodies
-    lines = [words for line in _SENTENCES.split(body) if len(words := _words(line)) > 2][:COMPARED_SENTENCES]
-    shown = _words(whole)
+    lines = [words for line in _SENTENCES.split(body) if len(words := joined(line)) > 2][:COMPARED_SENTENCES]
+    shown = joined(whole)
     seen = sum(len(words) for words in lines if words in shown)
-    return body if _count(body) >= FEW_WORDS and seen < SAME_SHARE * sum(map(len, lines)) else ""
+    return body if count(body) >= FEW_WORDS and seen < SAME_SHARE * sum(map(len, lines)) else ""
 
 
 def main_text(tree: HtmlElement, whole: str) -> str:
@@ -154,27 +176,48 @@ def main_text(tree: HtmlElement, whole: str) -> str:
     bare = without_comments(tree)
     if bare is not None:
         text = _main_text(bare, whole_page(bare))
-        if any(_count(line) >= LEAD_WORDS and _SENTENCE_END.search(line) for line in text.split("\n")):
+        if any(count(line) >= LEAD_WORDS and _SENTENCE_END.search(line) for line in text.split("\n")):
             return text
     return _main_text(tree, whole)
 
 
 def _main_text(tree: HtmlElement, whole: str) -> str:
+    text = _article(tree, whole)
+    lost = lost_titles(text, whole, tree)
+    # A list of stories whose titles were taken for furniture.
+    return whole if lost >= LOST_TITLES and count(text) <= STORY_WORDS * lost else text
+
+
+def lost_titles(text: str, whole: str, tree: HtmlElement) -> int:
+    """How many titles of stories the text leaves out, although it has the line below them."""
+    titles = set(map(joined, teaser_titles(tree)))
+    kept = set(map(joined, text.split("\n")))
+    lines = list(map(joined, whole.split("\n"))) if titles - kept else []
+    return sum(
+        line in titles and line not in kept and not kept.isdisjoint(lines[at + 1 : at + 3])
+        for at, line in enumerate(lines)
+    )
+
+
+def _article(tree: HtmlElement, whole: str) -> str:
     import trafilatura
 
     def reading(**options: bool) -> str:
         # it takes from the tree what it does not want
         return trafilatura.extract(deepcopy(tree), **options) or ""
 
-    words = _count(whole)
+    words = count(whole)
     careful = reading(favor_precision=True, include_comments=False)
-    if _count(careful) >= min(ENOUGH_WORDS, ENOUGH_SHARE * words):
+    if count(careful) >= min(ENOUGH_WORDS, ENOUGH_SHARE * words):
         if sum(1 for _ in tree.iter()) > FILLED_ELEMENTS:
             return careful
         return filled(careful, reading(include_comments=False))
     for comments in (False, True):
         generous = reading(favor_recall=True, include_comments=comments)
-        if _count(generous) >= min(FEW_WORDS, FEW_SHARE * words):
+        if count(generous) >= ALL_SHARE * words and tree.find(".//pre") is None:
+            # The same words, but a line for each block; code would lose its indentation.
+            return whole
+        if count(generous) >= min(FEW_WORDS, FEW_SHARE * words):
             return generous
     return whole
 
@@ -182,10 +225,10 @@ def _main_text(tree: HtmlElement, whole: str) -> str:
 def filled(careful: str, usual: str) -> str:
     """The usual reading from the first to the last line that the careful one kept; the careful one where its lines are
     not found there."""
-    kept = {_words(line): _count(line) for line in careful.split("\n") if _count(line)}
+    kept = {joined(line): count(line) for line in careful.split("\n") if count(line)}
     lines = usual.split("\n")
-    places = [(at, kept[words]) for at, line in enumerate(lines) if (words := _words(line)) in kept]
-    if sum(count for _, count in places) < SAME_SHARE * sum(kept.values()) or not places:
+    places = [(at, kept[words]) for at, line in enumerate(lines) if (words := joined(line)) in kept]
+    if sum(found for _, found in places) < SAME_SHARE * sum(kept.values()) or not places:
         return careful
     return "\n".join(lines[places[0][0] : places[-1][0] + 1])
 
@@ -193,32 +236,23 @@ def filled(careful: str, usual: str) -> str:
 def led(text: str, whole: str, tree: HtmlElement) -> str:
     """The text with its standfirst, where that was taken for furniture: a line of the page that the page also gives as
     its own description."""
-    told = {_words(line) for line in descriptions(tree) if _count(line) >= LEAD_WORDS}
-    inside = _words(text) if told else ""
-    lead = next((line for line in whole.split("\n") if (words := _words(line)) in told and words not in inside), None)
+    told = {joined(line) for line in descriptions(tree) if count(line) >= LEAD_WORDS}
+    inside = joined(text) if told else ""
+    lead = next((line for line in whole.split("\n") if (words := joined(line)) in told and words not in inside), None)
     return f"{lead}\n{text}" if lead else text
 
 
 def ended(text: str, tree: HtmlElement) -> str:
     """The text without what stands below its end: links to other pages and the headings above them, a line that ends
     with a colon. A text that is mostly that stays as it is: then the page is a list of links."""
-    announcing = {_words(line) for found in (headings(tree), links(tree)) for line in found}
+    announcing = {joined(line) for found in (headings(tree), link_texts(tree)) for line in found}
     lines = text.split("\n")
     end = len(lines)
     while end and _is_end(lines[end - 1], announcing):
         end -= 1
     kept = "\n".join(lines[:end])
-    return kept if _count(kept) >= KEPT_SHARE * _count(text) else text
+    return kept if count(kept) >= KEPT_SHARE * count(text) else text
 
 
 def _is_end(line: str, announcing: set[str]) -> bool:
-    return not _count(line) or _words(line) in announcing or line.rstrip().endswith((":", "："))
-
-
-def _words(text: str) -> str:
-    return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
-
-
-def _count(text: str) -> int:
-    """Words; in scripts without spaces a character counts for one."""
-    return len(_WORD.findall(text))
+    return not count(line) or joined(line) in announcing or line.rstrip().endswith((":", "："))

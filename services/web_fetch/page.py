@@ -41,7 +41,8 @@ PIECES_AT_ONCE = 100
 class Page:
     """`data` is the body without its compression; `cut` says that it was longer than the size limit.
 
-    content_type is the bare type, declared the whole header, which may name a charset.
+    content_type is the bare type, declared the whole header, which may name a charset. seen: all URLs on the way here,
+    with this one.
     """
 
     url: Target
@@ -50,7 +51,11 @@ class Page:
     declared: str
     data: bytes
     cut: bool
-    redirects: int
+    seen: tuple[Target, ...]
+
+    @property
+    def redirects(self) -> int:
+        return len(self.seen) - 1
 
 
 class Browser:
@@ -73,19 +78,23 @@ class Browser:
 
         Every hop is parsed, resolved and checked like the first one. Nothing is tried twice.
         """
-        target = parse(url)
-        seen = [target]
+        return await self._follow([parse(url)])
+
+    async def refreshed(self, page: Page, target: Target) -> Page:
+        """The page to which `page` sends its reader on: checked and counted like a redirect. Raises as `get` does."""
+        return await self._follow([*page.seen, target])
+
+    async def _follow(self, seen: list[Target]) -> Page:
         while True:
-            async with self._response(target) as response:
-                if response.status in REDIRECTS and (location := _header(response, b"location")):
-                    target = target.join(location)
-                else:
-                    return await self._page(target, response, len(seen) - 1)
-            if target in seen:
+            target = seen[-1]
+            if target in seen[:-1]:
                 raise FetchError("the page redirects in a circle")
-            if len(seen) > self._max_redirects:
+            if len(seen) - 1 > self._max_redirects:
                 raise FetchError(f"more than {self._max_redirects} redirects")
-            seen.append(target)
+            async with self._response(target) as response:
+                if response.status not in REDIRECTS or not (location := _header(response, b"location")):
+                    return await self._page(target, response, tuple(seen))
+                seen.append(target.join(location))
 
     @asynccontextmanager
     async def _response(self, target: Target) -> AsyncIterator[httpcore.Response]:
@@ -116,7 +125,7 @@ class Browser:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as exc:
             raise FetchError(f"the connection to {target.host} broke off") from exc
 
-    async def _page(self, target: Target, response: httpcore.Response, redirects: int) -> Page:
+    async def _page(self, target: Target, response: httpcore.Response, seen: tuple[Target, ...]) -> Page:
         if not 200 <= response.status < 300:
             raise ToolError(f"fetch failed: {response.status}")
         header = _header(response, b"content-type")
@@ -137,7 +146,7 @@ class Browser:
         data = body.data
         if not kind and b"\0" in data[:SNIFFED] and not utf_16(data):
             raise FetchError("the content is not text")
-        return Page(target, response.status, kind, header, data, body.cut, redirects)
+        return Page(target, response.status, kind, header, data, body.cut, seen)
 
 
 @cache

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from html.entities import html5
+
+from services.web_fetch.links import Line
 
 FURNITURE = (
     "script", "style", "noscript", "template", "svg", "iframe", "nav", "header", "footer", "aside", "form", "button",
@@ -45,6 +48,11 @@ _SKIPPED = re.compile(
 )
 _TITLE_WITHIN = 200_000
 _TITLE = re.compile(r"<title(?=[\s>])[^<>]*>([^<]*)", re.IGNORECASE)
+# The beginning or the end of a link.
+_LINK = re.compile(r"<a\s([^<>]*)>|</a(?=[\s>])", re.IGNORECASE)
+_LINK_WITHIN = 1_000
+_HREF = re.compile(r"(?:^|\s)href\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"'>]+)", re.IGNORECASE)
+_BASE = re.compile(r"<base\s([^<>]*)>", re.IGNORECASE)
 _REFERENCE = re.compile(r"&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z][a-zA-Z0-9]{1,31}));")
 # More references than that stay as they are written.
 _MAX_REFERENCES = 100_000
@@ -98,6 +106,26 @@ def plain_text(html: str) -> tuple[str, str]:
     text = _ANY.sub("\n", _INLINE.sub("", _without_furniture(html)))
     lines = (" ".join(line.split()) for line in _unescaped(text).split("\n"))
     return " ".join(_unescaped(title[1]).split()) if title else "", "\n".join(line for line in lines if line)
+
+
+def plain_links(html: str) -> Iterator[Line]:
+    """A line for each link that is not in the furniture."""
+    href, begin = "", 0
+    html = _without_furniture(html)
+    for match in _LINK.finditer(html):
+        if href:
+            text = _ANY.sub(" ", html[begin : min(match.start(), begin + _LINK_WITHIN)])
+            yield Line([_unescaped(text)], [(href, 0, 1)])
+        found = _HREF.search(match[1] or "")
+        href = _unescaped(found[1].strip("\"'")) if found else ""
+        begin = match.end()
+
+
+def plain_base(html: str) -> str:
+    """The reference of <base>, or ""."""
+    base = _BASE.search(html, 0, _TITLE_WITHIN)
+    found = _HREF.search(base[1]) if base else None
+    return _unescaped(found[1].strip("\"'")) if found else ""
 
 
 def _without_furniture(html: str) -> str:

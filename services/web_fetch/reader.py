@@ -26,13 +26,19 @@ _CHILD = "services.web_fetch.child"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A part of a page's text: `after` is where the next one begins, `cut` says that the page was longer than read."""
+    """A part of a page's text: `after` is where the next one begins, `cut` says that the page was longer than read.
+
+    links: of the whole main text, each with `text` and `url`. refresh: the URL to which the page sends its reader on,
+    or "".
+    """
 
     title: str
     text: str
     chars: int
     after: int
     cut: bool
+    links: list[dict[str, str]]
+    refresh: str
 
 
 class Reader:
@@ -48,6 +54,7 @@ class Reader:
     async def read(self, page: Page, offset: int, max_chars: int) -> Reading:
         """A page that is too much for the extractor is read once more, without parsing it. Raises FetchError."""
         request = {
+            "url": str(page.url),
             "declared": page.declared,
             "content_type": page.content_type,
             "cut": page.cut,

@@ -31,6 +31,9 @@ class WebFetch(BaseModel):
     offset: int = Field(
         default=0, ge=0, le=1_000_000_000, description="Characters to skip: the next part of a long page"
     )
+    links: bool = Field(
+        default=False, description="true: list the addresses of the page's links behind the text, to go on from there"
+    )
 
 
 # A host that may be allowed, as whoever changes the setting is told at once; `AllowedHosts` looks more closely.
@@ -98,6 +101,9 @@ class Fetcher:
             async with asyncio.timeout(self.timeout):
                 page = await self.browser.get(args.url)
                 reading = await self.reader.read(page, args.offset, self.max_chars)
+                while reading.refresh and (target := page.url.join(reading.refresh)) != page.url:
+                    page = await self.browser.refreshed(page, target)
+                    reading = await self.reader.read(page, args.offset, self.max_chars)
         except TimeoutError as exc:
             raise ToolError(f"fetch timeout after {self.timeout:g}s: {args.url}") from exc
         return render(args, page, reading)
@@ -118,6 +124,9 @@ def render(args: WebFetch, page: Page, reading: Reading) -> ToolResult:
     if reading.cut:
         notes.append("the page itself was longer than the size limit")
     lines = [f"URL: {args.url}", "Extracted text:", text, *([f"[{'; '.join(notes)}]"] if notes else ())]
+    if args.links:
+        listed = [f"- {link['text']}: {link['url']}" for link in reading.links]
+        lines += ["Links:", *listed] if listed else ["[the page's text has no links]"]
     data = {
         "url": args.url,
         "final_url": str(page.url),
@@ -129,6 +138,7 @@ def render(args: WebFetch, page: Page, reading: Reading) -> ToolResult:
         "next_offset": reading.after if left else None,
         "truncated": bool(left or reading.cut),
         "redirects": page.redirects,
+        "links": reading.links,
     }
     return ToolResult("\n".join(lines), data)
 

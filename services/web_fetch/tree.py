@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
+from services.web_fetch.links import Line, absolute
 from services.web_fetch.plain import FURNITURE, INLINE
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _DESCRIPTIONS = frozenset({"description", "og:description", "twitter:description"})
 _INLINE = frozenset(INLINE)
+_UNSEEN = frozenset({"script", "style", "noscript", "template"})
+# A page that sends its reader on later than that is meant to be read.
+MAX_REFRESH_SECONDS = 5
+# `3; url='/next'`: the name, the quotes and the second of them may be missing.
+_REFRESH = re.compile(
+    r"\s*(\d{0,6})(?:\.\d*)?\s*[;,\s]\s*(?:url\s*=\s*)?+(?:\"([^\"]*)|'([^']*)|(\S.*))", re.IGNORECASE | re.DOTALL
+)
 # What may stand around JSON in a script, so that old browsers and XML parsers skip it.
 _JSON_WRAPPER = re.compile(r"^\s*(?:<!--|(?://|/\*)?\s*<!\[CDATA\[(?:\*/)?)|(?:-->|(?://|/\*)?\s*\]\]>(?:\*/)?)\s*$")
 _HAS_MARKUP = re.compile(r"</?(?:p|br|div|span|a|b|i|em|strong|ul|ol|li|h[1-6])\b[^<>]*>", re.IGNORECASE)
@@ -58,7 +66,22 @@ def parsed(html: str) -> HtmlElement | None:
             if not kept and child.tail:
                 child.tail = _spaced(child.tail)
             left.append((child, kept))
+    # The header of a teaser holds its title, and extraction tools leave headers out.
+    for heading in _linked_headings(tree):
+        header = next(heading.iterancestors("header"), None)
+        if header is not None and next(header.iterancestors("article"), None) is not None:
+            header.drop_tag()
     return tree
+
+
+def _linked_headings(tree: HtmlElement) -> list[HtmlElement]:
+    found: list[HtmlElement] = tree.xpath("(//h2 | //h3 | //h4)[.//a[@href] or ancestor::a[@href]]")
+    return found
+
+
+def teaser_titles(tree: HtmlElement) -> Iterator[str]:
+    """The headings that lead to pages of their own."""
+    return map(_line, _linked_headings(tree))
 
 
 def _spaced(text: str) -> str:
@@ -67,24 +90,54 @@ def _spaced(text: str) -> str:
 
 def whole_page(tree: HtmlElement) -> str:
     """The text of the page without scripts, menus, headers, footers and forms, a line for each block."""
-    root = next((found for name in ("main", "article", "body") if (found := tree.find(f".//{name}")) is not None), tree)
-    pieces: list[str] = []
-    # what is still to be written, the next one last
-    left: list[HtmlElement | str] = [root]
+    return "\n".join(line.text for line in lines_of(_content(tree), FURNITURE))
+
+
+def _content(tree: HtmlElement) -> HtmlElement:
+    """The element that holds the page's own text: its main part, its only or by far longest article, or all of it."""
+    lengths = {article: len(article.text_content()) for article in tree.findall(".//article")}
+    longest = max(lengths, key=lengths.__getitem__, default=None)
+    if longest is not None and 2 * lengths[longest] < sum(lengths.values()):
+        longest = None
+    return next((found for found in (tree.find(".//main"), longest, tree.find(".//body")) if found is not None), tree)
+
+
+def lines_of(root: HtmlElement, without: Collection[str] = _UNSEEN) -> Iterator[Line]:
+    """The lines of text below an element, a line for each block, with their links."""
+    line, link = Line(), ""
+    # where the open link begins in the line
+    begin = 0
+    # what is still to be written, the next one last; None is the end of a link
+    left: list[HtmlElement | str | None] = [root]
     while left:
-        element = left.pop()
-        if isinstance(element, str):
-            pieces.append(element)
-            continue
-        if element is not root:
-            left.append(element.tail or "")
-        if element.tag in FURNITURE:
-            pieces.append("\n")
+        item = left.pop()
+        if item is None:
+            line.close(link, begin)
+            link = ""
+        elif isinstance(item, str):
+            for at, part in enumerate(item.split("\n")):
+                if at:
+                    line.close(link, begin)
+                    if line.text:
+                        yield line
+                    line, begin = Line(), 0
+                if part:
+                    line.pieces.append(part)
         else:
-            edge = "" if element.tag in _INLINE else "\n"
-            pieces += [edge, element.text or ""]
-            left += [edge, *reversed(element)]
-    return "\n".join(line for raw in "".join(pieces).split("\n") if (line := " ".join(raw.split())))
+            if item is not root:
+                left.append(item.tail or "")
+            if item.tag in without:
+                left.append("\n")
+                continue
+            if item.tag == "a" and item.get("href"):
+                line.close(link, begin)
+                link, begin = item.get("href"), len(line.pieces)
+                left.append(None)
+            edge = "" if item.tag in _INLINE else "\n"
+            left += [edge, *reversed(item), item.text or "", edge]
+    line.close(link, begin)
+    if line.text:
+        yield line
 
 
 def without_comments(tree: HtmlElement) -> HtmlElement | None:
@@ -121,6 +174,28 @@ def heading_of(tree: HtmlElement) -> str:
     """The page's first main heading, preferably of its article rather than of the site."""
     found = [*tree.xpath("//main//h1 | //article//h1"), *tree.iter("h1")]
     return next((line for element in found if (line := _line(element))), "")
+
+
+def base_of(tree: HtmlElement, page: str) -> str:
+    """The URL that the page's references are relative to (HTML standard, `document base URL`)."""
+    base = next((element.get("href") for element in tree.iter("base") if element.get("href")), "")
+    return absolute(page, base) or page
+
+
+def refresh_of(tree: HtmlElement, *, scripts: bool) -> str:
+    """The reference to which the page sends its reader within MAX_REFRESH_SECONDS, or "".
+
+    scripts: act like a browser with scripts, which does not read <noscript>.
+    """
+    for meta in tree.iter("meta"):
+        if (meta.get("http-equiv") or "").strip().lower() != "refresh":
+            continue
+        found = _REFRESH.match(meta.get("content") or "")
+        if found is None or float(f"0{found[1]}") > MAX_REFRESH_SECONDS:
+            continue
+        if not scripts or next(meta.iterancestors("noscript"), None) is None:
+            return (found[2] or found[3] or found[4] or "").strip()
+    return ""
 
 
 def json_ld(tree: HtmlElement) -> Iterator[Any]:
@@ -167,7 +242,7 @@ def headings(tree: HtmlElement) -> Iterator[str]:
     return (line for line in lines if not line.endswith((".", "。")))
 
 
-def links(tree: HtmlElement) -> Iterator[str]:
+def link_texts(tree: HtmlElement) -> Iterator[str]:
     """The texts that are links; one around a whole teaser has several lines."""
     return map(_line, tree.xpath("//a[@href]/descendant-or-self::*"))
 

@@ -55,7 +55,8 @@ async def read(kind: str) -> str:
     declared = "text/html; charset=utf-8" if kind in PAGES else "text/plain; charset=utf-8"
     if kind == "comments before":
         declared = ""
-    page = Page(parse("http://a.example/"), 200, declared.partition(";")[0], declared, made()[:SIZE], True, 0)
+    url = parse("http://a.example/")
+    page = Page(url, 200, declared.partition(";")[0], declared, made()[:SIZE], True, (url,))
     async with open_reader() as reader:
         try:
             return (await reader.read(page, 0, 3_000)).text[:60]

@@ -25,8 +25,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 class Case:
     """A page and what must come of it.
 
-    headers: of the response, as `content_type="…"`. has, lacks: texts in the result. error: the whole error, a regular
-    expression.
+    headers: of the response, as `content_type="…"`. has, lacks: texts in the result. links: all of `data`'s, as text
+    and URL. others: further pages of the site, by path. error: the whole error, a regular expression.
+    The page is at /a/page; ORIGIN in a body or a link stands for the site's scheme, host and port.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Case:
     headers: dict[str, str] = field(default_factory=dict)
     has: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] | None = None
+    others: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
 
@@ -183,16 +186,154 @@ HEAVY = [
 ]
 
 
+def hacker_news(story: int) -> str:
+    title = (
+        f"<span><a href='https://s{story}.example/'>Story {story} about the old boats</a> (<a href=/from>s{story}</a>)"
+    )
+    votes = f"<a id=up href='vote?id={story}'><div class=votearrow></div></a>"
+    below = f"{story}0 points by <a href=user?id=ann{story}>ann{story}</a> | <a href=hide?{story}>hide</a>"
+    return f"<tr><td>{story}.<td>{votes}<td>{title}</span></tr><tr><td colspan=2><td>{below}</tr>"
+
+
+TEASER = (
+    "<article><header><h3><a href=/{0}>Mayor {0} opens the old bridge</a></h3></header><p>It was shut for {0} years."
+)
+CARD = "<a class=card href=/{0}><div>Politics</div><h3>Mayor {0} opens the old bridge</h3><p>It was shut.</p></a>"
+STORIES = tuple((f"Mayor {n} opens the old bridge", f"ORIGIN/{n}") for n in range(9))
+
+LINKS = [
+    Case(
+        "in an article",
+        f"<nav><a href=/home>Front page</a></nav><article>{STORY}<p>Read the <a href='../report.html#top'>full\nreport"
+        "</a> of <a href=//other.example/x>the town</a>.</p></article><footer><a href=/imprint>Imprint</a></footer>",
+        links=(("full report", "ORIGIN/report.html"), ("the town", "http://other.example/x")),
+    ),
+    Case(
+        "base",
+        f"<base href=/dir/sub/>{STORY}<p>Read the whole <a href=next>next report</a> of the town.</p>",
+        links=(("next report", "ORIGIN/dir/sub/next"),),
+    ),
+    Case(
+        "base that is no address",
+        f"<base href='javascript:x/'>{STORY}<p>Read the whole <a href=next>next report</a> of the town.</p>",
+        links=(("next report", "ORIGIN/a/next"),),
+    ),
+    Case(
+        "what is no link",
+        f"{STORY}<p>See <a href=#top>above</a>, <a href=page>here</a>, <a href=page#x>below</a>, <a href=''>it</a>, "
+        "<a href=mailto:a@b.example>mail</a>, <a href='javascript:go()'>script</a>, <a href=ftp://a.example/>ftp</a>, "
+        "<a href='http://a b/'>bad</a>, <a href=//u:p@a.example/>user</a>, <a name=x>name</a>, <a href=x></a>.</p>",
+        links=(),
+    ),
+    Case(
+        "twice",
+        f"{STORY}<p>Go on to <a href=x>more</a> of it, or to <a href='x#part'>the whole story</a> of the boats.</p>",
+        links=(("the whole story", "ORIGIN/a/x"),),
+    ),
+    Case("table of stories", f"<table>{''.join(map(hacker_news, range(30)))}</table>", has=("Story 7 about the old",)),
+    Case(
+        "front page",
+        f"<nav><a href=/s>Sport</a></nav><main>{''.join(TEASER.format(n) for n in range(9))}</main>",
+        has=("Mayor 8 opens", "shut for 8 years"),
+        links=STORIES,
+    ),
+    Case("cards", f"<div class=grid>{''.join(CARD.format(n) for n in range(9))}</div>", links=STORIES),
+    Case(
+        "list",
+        "<ul>" + "".join(f"<li><a href=/{n}>Boat {n}</a>" for n in range(9)) + "</ul>",
+        links=tuple((f"Boat {n}", f"ORIGIN/{n}") for n in range(9)),
+    ),
+    Case(
+        "page that is too heavy",
+        f"<base href=/dir/><nav><a href=/s>Sport news of today</a></nav>{'<p>' * 31_000}"
+        "<a href='x?a=1&amp;b=2'>The <b>whole</b> old story</a>",
+        links=(("The whole old story", "ORIGIN/dir/x?a=1&b=2"),),
+    ),
+    Case("text", "See https://a.example/ for more", {"content_type": "text/plain"}, links=()),
+]
+
+
+def refresh(content: str, rest: str = "") -> str:
+    return f'<head><meta http-equiv="Refresh" content="{content}">{rest}</head><body><p>Moved.</p>'
+
+
+THERE = {"/a/there": f"<h1>There</h1>{STORY}", "/b/there": f"<h1>There</h1>{STORY}"}
+REFRESH = [
+    *(
+        Case(content, refresh(content), has=("There\n",), lacks=("Moved",), others=THERE)
+        for content in (
+            "0; url=there",
+            "0;URL='/a/there'",
+            "5, there",
+            "0 url=there",
+            "; url=there",
+            "0.9;url=ORIGIN/a/there",
+            "0; url = there",
+            "3; url='there' x",
+        )
+    ),
+    Case("base", refresh("0; url=there", "<base href=/b/>"), has=("There\n",), others=THERE),
+    *(
+        Case(f"not {content}", refresh(content), has=("Moved",), others=THERE)
+        for content in (
+            "0",
+            "5;",
+            "600; url=there",
+            "6; url=there",
+            "0; url=",
+            "x; url=there",
+            "0; url=page",
+            "0; url=page#x",
+        )
+    ),
+    Case("twice", refresh("0; url=b"), has=("There\n",), others={"/a/b": refresh("0; url=there"), **THERE}),
+    Case(
+        "circle",
+        refresh("0; url=b"),
+        others={"/a/b": refresh("0; url=page")},
+        error="fetch error: the page redirects in a circle",
+    ),
+    Case(
+        "endless",
+        refresh("0; url=1"),
+        others={f"/a/{n}": refresh(f"0; url={n + 1}") for n in range(9)},
+        error="fetch error: more than 5 redirects",
+    ),
+    Case("private", refresh("0; url=http://10.0.0.1/"), error="blocked: 10.0.0.1 is not on the public internet"),
+    Case("file", refresh("0; url=file:///etc/passwd"), error="blocked: only http:// and https:// URLs can be fetched"),
+    Case("gone", refresh("0; url=gone"), error="fetch failed: 404"),
+    Case("comment", f"<!-- {refresh('0; url=there')} --><p>Here.", has=("Here.",), others=THERE),
+    Case(
+        "noscript beside text", f"<noscript>{refresh('0; url=there')}</noscript><p>Here.", has=("Here.",), others=THERE
+    ),
+    Case(
+        "noscript alone",
+        '<head><noscript><meta http-equiv="refresh" content="0; url=there"></noscript></head><div id=app></div>',
+        has=("There\n",),
+        others=THERE,
+    ),
+]
+
+
+KINDS = {
+    "encoding": ENCODINGS,
+    "comments": COMMENTS,
+    "json-ld": JSON_LD,
+    "heavy": HEAVY,
+    "links": LINKS,
+    "refresh": REFRESH,
+}
+
+
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, id=f"{kind}-{case.name}")
-        for kind, cases in {"encoding": ENCODINGS, "comments": COMMENTS, "json-ld": JSON_LD, "heavy": HEAVY}.items()
-        for case in cases
-    ],
+    [pytest.param(case, id=f"{kind}-{case.name}") for kind, cases in KINDS.items() for case in cases],
 )
 async def test_odd_page_gives_the_expected_result(case: Case, site: Any, reply: Any, fetcher: Any) -> None:
-    site.replies["/a/page"] = reply(case.body, **{"content_type": "text/html; charset=utf-8", **case.headers})
+    origin = site.url("").removesuffix("/")
+    body = case.body.replace("ORIGIN", origin) if isinstance(case.body, str) else case.body
+    site.replies["/a/page"] = reply(body, **{"content_type": "text/html; charset=utf-8", **case.headers})
+    site.replies |= {path: reply(page) for path, page in case.others.items()}
     run = fetcher([f"127.0.0.1:{site.port}"], max_chars=100_000)
     if case.error:
         with pytest.raises(ToolError, match=rf"^{case.error}$"):
@@ -203,3 +344,36 @@ async def test_odd_page_gives_the_expected_result(case: Case, site: Any, reply: 
         assert text in result.text
     for text in case.lacks:
         assert text not in result.text
+    if case.links is not None:
+        links = [{"text": text, "url": url.replace("ORIGIN", origin)} for text, url in case.links]
+        assert result.data["links"] == links
+
+
+async def test_links_of_a_long_list_are_the_titles_first(site: Any, reply: Any, fetcher: Any) -> None:
+    site.replies["/"] = reply(f"<table>{''.join(map(hacker_news, range(60)))}</table>")
+    result = await fetcher([f"127.0.0.1:{site.port}"])(WebFetch(url=site.url()))
+    titles = [link for link in result.data["links"] if link["text"].startswith("Story ")]
+    assert titles == [{"text": f"Story {n} about the old boats", "url": f"https://s{n}.example/"} for n in range(60)]
+    assert len(result.data["links"]) == 100
+
+
+async def test_links_of_a_later_part_come_with_that_part(site: Any, reply: Any, fetcher: Any) -> None:
+    items = [f"<li><a href=/{n}>The story of boat {n}</a></li>" for n in range(300)]
+    site.replies["/"] = reply(f"<ul>{''.join(items)}</ul>")
+    run = fetcher([f"127.0.0.1:{site.port}"], max_chars=1_000)
+    first = await run(WebFetch(url=site.url()))
+    late = await run(WebFetch(url=site.url(), offset=first.data["chars"] - 1_000))
+    assert [link["url"] for link in first.data["links"]] == [site.url(f"/{n}") for n in range(100)]
+    assert late.data["links"][-1]["url"] == site.url("/299")
+    assert len(late.data["links"]) == 100
+
+
+async def test_links_are_listed_behind_the_text_when_asked(site: Any, reply: Any, fetcher: Any) -> None:
+    site.replies["/"] = reply(f"{STORY}<p>Read the full <a href=/report>report</a> of the town.</p>")
+    run = fetcher([f"127.0.0.1:{site.port}"], max_chars=80)
+    plain, listed = await run(WebFetch(url=site.url())), await run(WebFetch(url=site.url(), links=True))
+    assert listed.text == f"{plain.text}\nLinks:\n- report: {site.url('/report')}"
+    assert plain.text.endswith("]")
+    assert plain.data["links"] == listed.data["links"] == [{"text": "report", "url": site.url("/report")}]
+    site.replies["/"] = reply(STORY)
+    assert (await run(WebFetch(url=site.url(), links=True))).text.endswith("\n[the page's text has no links]")

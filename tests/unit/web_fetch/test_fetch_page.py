@@ -62,6 +62,7 @@ async def test_a_page_comes_as_the_agreed_text_with_its_heading(site: Any, reply
         "next_offset": None,
         "truncated": False,
         "redirects": 0,
+        "links": [],
     }
 
 

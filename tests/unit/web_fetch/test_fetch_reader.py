@@ -27,7 +27,7 @@ MB = 1024 * 1024
 
 
 def page(data: bytes, kind: str = "text/html") -> Page:
-    return Page(parse("http://a.example/"), 200, kind, kind, data, False, 0)
+    return Page(parse("http://a.example/"), 200, kind, kind, data, False, (parse("http://a.example/"),))
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ def test_the_model_sees_what_the_argument_is() -> None:
     schema = WebFetch.model_json_schema()
     assert schema["required"] == ["url"]
     assert schema["properties"]["offset"]["description"] == "Characters to skip: the next part of a long page"
+    assert schema["properties"]["links"]["type"] == "boolean"
     assert schema["properties"]["url"]["description"] == "Full URL to fetch (must start with http:// or https://)"
 
 
