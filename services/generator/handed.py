@@ -71,9 +71,9 @@ async def _run(bus: Bus, user_id: str, query_id: str) -> Recall | None:
 def _told(query_id: str, run: Recall, last: int, message: ChatTurnMessage) -> list[Message]:
     """The messages of a run up to `message`, whose calls the client was handed."""
     found: list[Message] = []
-    said = Reply(message.content, message.thinking or "", [], "tool_calls", "")
+    unknown = Reply(message.content, message.thinking or "", [], "tool_calls", "")
     for step in range(last + 1):
-        reply = run.replies.get(("", step), said)
+        reply = run.replies.get(("", step), unknown)
         done = {
             place: record for place in range(len(reply.tool_calls)) if (record := _record(run, query_id, step, place))
         }

@@ -70,8 +70,8 @@ def _calling(body: Body) -> Iterator[_Calling]:
 
 def _last_user(body: Body) -> int:
     """Position of the user's last message, -1 without one. A result of a tool is none, whatever its role."""
-    said = [n for n, message in enumerate(body.get("messages") or ()) if message["role"] == "user"]
+    places = [n for n, message in enumerate(body.get("messages") or ()) if message["role"] == "user"]
     for n, content in enumerate(body.get("contents") or ()):
         if content.get("role") == "user" and any("functionResponse" not in part for part in content["parts"]):
-            said.append(n)
-    return said[-1] if said else -1
+            places.append(n)
+    return places[-1] if places else -1

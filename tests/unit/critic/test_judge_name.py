@@ -64,7 +64,7 @@ def test_default_judge_is_a_model_that_its_server_has(
     assert settings.load("critic").model == judge
 
 
-def test_default_judge_of_a_settings_file_is_the_generators_model(tmp_path: Path) -> None:
+def test_default_judge_of_a_file_is_the_generators_model(tmp_path: Path) -> None:
     (tmp_path / "local2.yaml").write_text(
         "defaults: {backend: google_genai}\ngenerator: {model: gemini-3-flash}\n", encoding="utf-8"
     )

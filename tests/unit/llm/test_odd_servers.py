@@ -186,7 +186,7 @@ async def test_tool_round_comes_back_as_the_server_wants_it(odd: Odd) -> None:
 
 
 async def test_thoughts_that_a_server_never_takes_are_refused_once() -> None:
-    """A server that asks for a field, and refuses it, gets its refusal told."""
+    """The request fails when a server demands a field and refuses it too."""
     insists = {"needs": "reasoning_content", "refuses": ["reasoning_content"], "error": MISSING}
     called = {"role": "assistant", "content": "", "thinking": "", "tool_calls": [{"id": "1", "name": "f", "args": {}}]}
     async with ScriptedModelServer() as server:
