@@ -221,10 +221,14 @@ class _Habits:
 
     def thoughts(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The fields in which the thoughts of a message with tool calls go back."""
-        thinking = message.get("thinking") or (_NO_THOUGHTS if self.demands else "")
+        thinking = message.get("thinking")
         fields: dict[str, Any] = {}
         if thinking and "content" not in self.names:
-            fields = {name: thinking for name in _REASONING if name == "reasoning_content" or name in self.names}
+            # the name is not known of a message that another replica got
+            names = ["reasoning_content", *self.names] if self.names else _REASONING
+            fields = dict.fromkeys(names, thinking)
+        elif not thinking and self.demands:
+            fields = {"reasoning_content": _NO_THOUGHTS}
         if details := message.get("reasoning_details"):
             fields["reasoning_details"] = list(details)
         return {name: value for name, value in fields.items() if name not in self.refused}

@@ -54,13 +54,14 @@ def came_back(body: Any) -> list[dict[str, Any]]:
     ("settings", "first", "back"),
     [
         ({"backend": "openai"}, {}, {"reasoning_content": THOUGHT}),
+        ({"backend": "openai"}, {"reasoning_field": "reasoning"}, {"reasoning": THOUGHT}),
         ({"backend": "openai"}, {"reasoning_field": "reasoning_details"},
          {"reasoning_details": [{"type": "reasoning.text", "text": THOUGHT, "format": "scripted", "index": 0}]}),
         ({"backend": "google_genai", "backend_api_key": "k", "model": "gemini-3-flash"}, {},
          {"thoughtSignature": "c2lnbmVk"}),
         ({}, {}, {"thinking": THOUGHT}),
     ],
-    ids=["deepseek", "openrouter", "gemini", "ollama"],
+    ids=["deepseek", "vllm", "openrouter", "gemini", "ollama"],
 )  # fmt: skip
 async def test_thoughts_survive_a_takeover(
     redis_url: str, settings: dict[str, Any], first: dict[str, Any], back: dict[str, Any]
