@@ -233,6 +233,7 @@ BEGINNINGS = [
     ("behind a thought in the text", ["<think>hm</think>", "\n\n", "Yes."], "Yes."),
     ("split over chunks", ["<think>hm</thi", "nk>\n", " \n", "\r\n", "Ye", "s."], "Yes."),
     ("a server with a field for thoughts", ["\n\nYes."], "Yes."),
+    ("a server that leaves the end of the thought", ["</think>", "\n\nYes."], "Yes."),
     ("a first line of code keeps its indentation", ["\n\n", "  ", "  x = 1\n    y = 2"], "    x = 1\n    y = 2"),
     ("blank lines of the answer itself stay", ["\n", "One.\n\n", "\n", "Two.\n"], "One.\n\n\nTwo.\n"),
     ("a thought behind the beginning", ["One.<think>hm</think>\n\nTwo."], "One.\n\nTwo."),
