@@ -1,10 +1,13 @@
-"""Trains a LoRA adapter on preferences that `local2 export dpo|kto` wrote, and says what it did to held-out ones.
+"""Train a LoRA adapter on preferences that `local2 export dpo|kto` wrote, and report its effect on held-out ones.
 
     python deploy/train/train.py dpo rows.jsonl --model google/gemma-3-4b-it --out adapter
 
 The environment is deploy/train/requirements.txt; docs/training.md goes from the export to a model that answers as B.
-Rows marked `test` (`local2 export dpo --test-share 0.1`) are never trained on: report.json tells the mean
-log-probability of their good and bad answers under the model before and after.
+Rows marked `test` (`local2 export dpo --test-share 0.1`) are never trained on. report.json has, before and after, the
+mean log-probability of their good and bad answers, and the share of pairs whose better answer is the likelier one.
+
+A step takes 16 rows. How many of them the device takes at once is found by trial with the longest rows (GPU), or
+estimated from the free memory (CPU).
 
 dpo: Rafailov et al. 2023, with the likelihood of the preferred answer as a second term (Pang et al. 2024, "Iterative
 Reasoning Preference Optimization"): the plain loss widens the distance also by making both answers less likely.
@@ -14,17 +17,31 @@ kto: Ethayarajh et al. 2024. LoRA: Hu et al. 2021.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import datasets
+import psutil
 import torch
+from batching import NothingFits, OutOfMemory, Plan, Shape, Wish, accuracy, by_length, choose, progress, step_bytes
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 Messages = list[dict[str, Any]]
@@ -40,6 +57,10 @@ TYPES = {
     "split": datasets.Value("string"),
 }
 COLUMNS = {"dpo": ("prompt", "chosen", "rejected"), "kto": ("prompt", "completion", "label")}
+# kto estimates a divergence from the other rows of a batch.
+LEAST = {"dpo": 1, "kto": 2}
+# Seconds between lines about the progress.
+EVERY_S = 10.0
 
 
 class Unusable(Exception):
@@ -48,10 +69,20 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers of held-out rows: those that should become likelier, and those that should not."""
+    """Answers of held-out rows: those that should become likelier, and those that should not.
 
-    good: list[tuple[Messages, Messages]]
-    bad: list[tuple[Messages, Messages]]
+    pairs: numbers of a good and of a bad answer to the same prompt.
+    """
+
+    good: list[tuple[Messages, Messages]] = field(default_factory=list)
+    bad: list[tuple[Messages, Messages]] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        bad_of: dict[str, list[int]] = {}
+        for number, (prompt, _) in enumerate(self.bad):
+            bad_of.setdefault(json.dumps(prompt), []).append(number)
+        return [(n, m) for n, (prompt, _) in enumerate(self.good) for m in bad_of.get(json.dumps(prompt), ())]
 
 
 def loaded(path: Path, method: str) -> tuple[datasets.Dataset, datasets.Dataset]:
@@ -90,7 +121,7 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Mess
 
 
 def answers(rows: datasets.Dataset, method: str) -> Answers:
-    found = Answers([], [])
+    found = Answers()
     for row in rows:
         prompt = row["prompt"]
         if method == "dpo":
@@ -101,53 +132,96 @@ def answers(rows: datasets.Dataset, method: str) -> Answers:
     return found
 
 
-def fitting(rows: datasets.Dataset, method: str, tokenizer: PreTrainedTokenizerBase, most: int) -> datasets.Dataset:
-    """Rows that fit whole: one that is cut would teach to end in the middle."""
+def length(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of a row's prompt with the longer of its answers."""
+    ends = [row[name] for name in ("chosen", "rejected", "completion") if name in row]
+    return max(sum(map(len, tokens_of(tokenizer, row["prompt"], end))) for end in ends)
 
-    def fits(row: dict[str, Any]) -> bool:
-        prompt = row["prompt"]
-        ends = [row[name] for name in ("chosen", "rejected", "completion") if name in row]
-        return all(sum(map(len, tokens_of(tokenizer, prompt, end))) <= most for end in ends)
 
-    return rows.filter(fits)
+def fitting(
+    rows: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, most: int
+) -> tuple[datasets.Dataset, list[int]]:
+    """Return the rows that fit whole, and their lengths: a row that is cut would teach to end in the middle."""
+    lengths = [length(row, tokenizer) for row in rows]
+    kept = [number for number, tokens in enumerate(lengths) if tokens <= most]
+    return rows.select(kept), [lengths[number] for number in kept]
 
 
 @torch.no_grad()
-def log_probability(
+def log_probabilities(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[Messages, Messages]]
-) -> float | None:
-    """The mean over answers of the log-probability of one of their tokens; None without answers."""
-    if not rows:
-        return None
+) -> list[float]:
+    """Return for each answer the mean log-probability of one of its tokens."""
     model.eval()
     means = []
     for prompt, answer in rows:
         before, behind = tokens_of(tokenizer, prompt, answer)
         ids = torch.tensor([before + behind], device=model.device)
         scores = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-        told = scores.gather(1, ids[0, 1:, None])[:, 0]
-        means.append(told[-len(behind) :].mean().item())
-    return sum(means) / len(means)
+        of_tokens = scores.gather(1, ids[0, 1:, None])[:, 0]
+        means.append(of_tokens[-len(behind) :].mean().item())
+    return means
 
 
 def measured(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, held: Answers
 ) -> dict[str, float | None]:
+    """Return the figures of held-out answers under a model. A figure without answers, or without pairs, is None."""
+    good, bad = (log_probabilities(model, tokenizer, rows) for rows in (held.good, held.bad))
     return {
-        "good": log_probability(model, tokenizer, held.good),
-        "bad": log_probability(model, tokenizer, held.bad),
+        "good": sum(good) / len(good) if good else None,
+        "bad": sum(bad) / len(bad) if bad else None,
+        "accuracy": accuracy([(good[n], bad[m]) for n, m in held.pairs]),
     }
 
 
+# ── the training ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Printing(TrainerCallback):
+    """Prints the rows per second, the time left and the loss, every `EVERY_S` seconds and at the end."""
+
+    def __init__(self, rows: int, step: int) -> None:
+        self._rows, self._step, self._loss = rows, step, ""
+        self._began = self._printed = time.monotonic()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_more: Any
+    ) -> None:
+        self._began = self._printed = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_more: Any) -> None:
+        now = time.monotonic()
+        if now - self._printed >= EVERY_S or state.global_step == state.max_steps:
+            self._printed = now
+            line = progress(min(self._rows, state.global_step * self._step), self._rows, now - self._began)
+            print(line + self._loss, flush=True)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_more: Any
+    ) -> None:
+        if logs and "loss" in logs:
+            self._loss = f", loss {float(logs['loss']):.3f}"
+
+
 def trainer(
-    args: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset
+    args: argparse.Namespace,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: datasets.Dataset,
+    plan: Plan,
+    trial: bool = False,
 ) -> DPOTrainer | KTOTrainer:
+    """Return a trainer with a fresh adapter around the model.
+
+    trial: of one step that changes nothing, to see what it needs.
+    """
     on_gpu = torch.cuda.is_available()
     common: dict[str, Any] = {
         "output_dir": str(args.out / "steps"),
         "num_train_epochs": args.epochs,
-        "per_device_train_batch_size": args.batch,
-        "gradient_accumulation_steps": args.accumulate,
+        "per_device_train_batch_size": plan.batch,
+        "gradient_accumulation_steps": plan.accumulate,
         "learning_rate": args.learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.1,
@@ -155,23 +229,122 @@ def trainer(
         "beta": args.beta,
         "bf16": on_gpu and torch.cuda.is_bf16_supported(),
         "use_cpu": not on_gpu,
-        "gradient_checkpointing": on_gpu,
+        "gradient_checkpointing": plan.checkpointing,
+        # the rows are in their order already: those of a batch have similar lengths
+        "train_sampling_strategy": "sequential",
         "logging_steps": 10,
         "save_strategy": "no",
         "report_to": "none",
+        "disable_tqdm": True,
         "seed": args.seed,
     }
+    if trial:
+        common |= {"max_steps": 1, "gradient_accumulation_steps": 1, "learning_rate": 0.0, "logging_strategy": "no"}
     lora = LoraConfig(
         r=args.rank, lora_alpha=2 * args.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
     )
     given: dict[str, Any] = {
-        "model": model, "train_dataset": rows, "processing_class": tokenizer, "peft_config": lora
+        "model": model, "train_dataset": rows, "processing_class": tokenizer, "peft_config": lora,
+        "callbacks": [] if trial else [Printing(round(len(rows) * args.epochs), plan.batch * plan.accumulate)],
     }  # fmt: skip
+    made: DPOTrainer | KTOTrainer
     if args.method == "kto":
-        return KTOTrainer(args=KTOConfig(**common), **given)
-    return DPOTrainer(
-        args=DPOConfig(loss_type=["sigmoid", "sft"], loss_weights=[1.0, args.likelihood], **common), **given
-    )
+        made = KTOTrainer(args=KTOConfig(**common), **given)
+    else:
+        losses = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, args.likelihood]}
+        made = DPOTrainer(args=DPOConfig(**losses, **common), **given)
+    # It prints each log as a dictionary.
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+# ── the batch ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Memory(Protocol):
+    """The memory of a device."""
+
+    def free(self) -> int:
+        """Bytes for a step, beside what the model has."""
+
+    def needed(self, plan: Plan, longest: int, step: Callable[[], None]) -> int:
+        """The bytes of a step by a plan. step: makes one with the longest rows. Raises OutOfMemory."""
+
+
+class GpuMemory:
+    """Makes the step, and reads its peak."""
+
+    def free(self) -> int:
+        return int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+    def needed(self, plan: Plan, longest: int, step: Callable[[], None]) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        try:
+            step()
+        except torch.OutOfMemoryError as exc:
+            raise OutOfMemory from exc
+        return torch.cuda.max_memory_reserved() - before
+
+
+class HostMemory:
+    """Estimates: a step that needs more than there is would end the process."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        self._shape = Shape(config.num_hidden_layers, config.hidden_size, config.vocab_size, model.dtype.itemsize)
+
+    def free(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def needed(self, plan: Plan, longest: int, step: Callable[[], None]) -> int:
+        return step_bytes(self._shape, plan, longest)
+
+
+def planned(
+    args: argparse.Namespace,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: datasets.Dataset,
+    lengths: Sequence[int],
+    memory: Memory,
+) -> Plan:
+    """Return how many rows a step takes at once. The model is as it was afterwards. Raises Unusable."""
+    least, longest = LEAST[args.method], max(lengths)
+    if args.batch is not None and args.batch < least:
+        raise Unusable(f"{args.method} needs at least {least} rows at once: --batch {least} or more, or leave it out")
+    longest_first = sorted(range(len(rows)), key=lambda row: -lengths[row])
+
+    def needed(plan: Plan) -> int:
+        def step() -> None:
+            # fewer rows than the batch are taken several times
+            first = [longest_first[n % len(longest_first)] for n in range(plan.batch)]
+            trial = trainer(args, model, tokenizer, rows.select(first), plan, trial=True)
+            try:
+                trial.train()
+            finally:
+                trial.model.unload()
+                model.gradient_checkpointing_disable()
+
+        try:
+            found = memory.needed(plan, longest, step)
+        except OutOfMemory:
+            found = None
+        # outside of the handler: its frames hold the tensors of the step
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if found is None:
+            raise OutOfMemory
+        return found
+
+    try:
+        return choose(Wish(args.batch, args.accumulate, least), len(rows), needed, memory.free())
+    except NothingFits as exc:
+        raise Unusable(
+            f"there is not enough memory for rows of {longest} tokens: a smaller --max-length, or a smaller model"
+        ) from exc
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -189,17 +362,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise Unusable(f"{args.model} has no chat template: name one that was made for conversations (…-it)")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    counts = {"train": len(train), "test": len(test)}
-    train, test = (fitting(rows, args.method, tokenizer, args.max_length) for rows in (train, test))
-    left_out = counts["train"] + counts["test"] - len(train) - len(test)
-    if not len(train) or not len(test):
-        raise Unusable(f"no row is left that fits into {args.max_length} tokens: raise --max-length")
-    print(
-        f"{len(train)} rows to train on, {len(test)} held out, {left_out} longer than {args.max_length} tokens left out"
-    )
+    counts = len(train) + len(test)
+    (train, lengths), (test, _) = (fitting(rows, tokenizer, args.max_length) for rows in (train, test))
+    left_out = counts - len(train) - len(test)
+    if len(train) < LEAST[args.method] or not len(test):
+        raise Unusable(f"too few rows fit into {args.max_length} tokens: raise --max-length, or export more rows")
+    print(f"rows to train on: {len(train)}; held out: {len(test)}; longer than {args.max_length} tokens: {left_out}")
+    memory = GpuMemory() if torch.cuda.is_available() else HostMemory(model)
+    plan = planned(args, model, tokenizer, train, lengths, memory)
+    how = " with gradient checkpointing" if plan.checkpointing else ""
+    step = plan.batch * plan.accumulate
+    print(f"rows at once: {plan.batch}{how}; in a step: {step}; tokens of the longest: {max(lengths)}", flush=True)
+    order = by_length(lengths, plan.batch, args.seed, LEAST[args.method])
+    left_out += len(train) - len(order)
+    train = train.select(order)
     held = answers(test, args.method)
     before = measured(model, tokenizer, held)
-    training = trainer(args, model, tokenizer, train)
+    training = trainer(args, model, tokenizer, train, plan)
     training.train()
     after = measured(training.model, tokenizer, held)
     training.model.save_pretrained(args.out / "adapter")
@@ -208,33 +387,47 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "method": args.method,
         "model": args.model,
         "rows": {"train": len(train), "test": len(test), "left_out": left_out},
-        "log_probability": {"before": before, "after": after},
+        "pairs": len(held.pairs),
+        "log_probability": {
+            when: {name: figures[name] for name in ("good", "bad")}
+            for when, figures in (("before", before), ("after", after))
+        },
+        "accuracy": {"before": before["accuracy"], "after": after["accuracy"]},
         "settings": {
-            name: getattr(args, name)
-            for name in (
-                "epochs",
-                "batch",
-                "accumulate",
-                "learning_rate",
-                "beta",
-                "rank",
-                "max_length",
-                "likelihood",
-                "seed",
-            )
+            "batch": plan.batch,
+            "accumulate": plan.accumulate,
+            "checkpointing": plan.checkpointing,
+            **{
+                name: getattr(args, name)
+                for name in ("epochs", "learning_rate", "beta", "rank", "max_length", "likelihood", "seed")
+            },
         },
     }
     (args.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     return report
 
 
-def told(report: dict[str, Any]) -> str:
-    shown = []
+def summary(report: dict[str, Any]) -> str:
+    """The report's figures as lines."""
+    lines = []
+    before, after = (report["accuracy"][when] for when in ("before", "after"))
+    if before is not None and after is not None:
+        lines.append(
+            f"held-out pairs whose better answer is the likelier one: {before:.1%} before, {after:.1%} after "
+            f"({report['pairs']} pairs)"
+        )
     for kind in ("good", "bad"):
         before, after = (report["log_probability"][when][kind] for when in ("before", "after"))
         if before is not None and after is not None:
-            shown.append(f"held-out {kind} answers: {before:.3f} before, {after:.3f} after (per token)")
-    return "\n".join(shown)
+            lines.append(f"held-out {kind} answers: {before:.3f} before, {after:.3f} after (per token)")
+    return "\n".join(lines)
+
+
+def count(text: str) -> int:
+    """A number from 1. Raises ValueError."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -244,8 +437,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="name at the model hub, or a folder")
     parser.add_argument("--out", type=Path, required=True, help="folder for the adapter and report.json")
     parser.add_argument("--epochs", type=float, default=1.0)
-    parser.add_argument("--batch", type=int, default=1, help="rows at once on the device")
-    parser.add_argument("--accumulate", type=int, default=16, help="batches of one step")
+    parser.add_argument("--batch", type=count, help="rows at once on the device; left out: as many as fit, at most 16")
+    parser.add_argument("--accumulate", type=count, help="batches of one step; left out: 16 rows in a step")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--beta", type=float, default=0.1, help="how near to the model before it stays")
     parser.add_argument("--likelihood", type=float, default=0.5, help="dpo: weight of the better answer's likelihood")
@@ -262,8 +455,8 @@ def main(given: Sequence[str] | None = None) -> int:
     except Unusable as exc:
         print(f"train: {exc}", file=sys.stderr)
         return 1
-    print(told(report))
-    print(f"The adapter is in {args.out / 'adapter'}; docs/training.md says how it becomes B.")
+    print(summary(report))
+    print(f"The adapter is in {args.out / 'adapter'}; how it becomes B is in docs/training.md.")
     return 0
 
 

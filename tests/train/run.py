@@ -1,9 +1,10 @@
-"""Goes the way from an export to a trained adapter, with a model of two layers and random weights.
+"""From an export to a trained adapter, with a model of two layers and random weights.
 
 `make test-train`: the environment of deploy/train/requirements.txt is made under `.clients/train` at the first run
 (about 1.5 GB with a CPU build of torch: set PIP_EXTRA_INDEX_URL to an index that has one, else the build for GPUs
-comes). The rows are written by the code of `local2 export`. What counts is held out from the training: the preferred
-answers have to become likelier, and more so than the others. The status is 1 when something does not hold.
+comes). The rows are written by the code of `local2 export`. The commands of docs/training.md run as they are written
+there, but with this model; a longer training has to make held-out preferred answers likelier, and more so than the
+others. The batch is found by trial, with a stand-in for the memory of a GPU. The status is 1 when something fails.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -93,27 +96,76 @@ def rows(method: str) -> list[dict[str, Any]]:
     return list(kto_rows(graded, consents, FILTERS))
 
 
-def trained(python: Path, folder: Path, method: str) -> list[str]:
-    """What does not hold after a training by one method."""
-    data, model, out = folder / f"{method}.jsonl", folder / f"{method}-model", folder / method
+def prepared(python: Path, folder: Path, method: str) -> tuple[Path, Path]:
+    """The rows of a method and a model for their words."""
+    data, model = folder / f"{method}.jsonl", folder / f"{method}-model"
     written = rows(method)
     assert not any(row["provenance"]["query_id"] == "0-0" for row in written), "a row without consent"
     data.write_text("".join(json.dumps(row) + "\n" for row in written))
     subprocess.run([python, HERE / "tiny.py", data, model], check=True)
+    return data, model
+
+
+def documented(method: str) -> list[str]:
+    """The words of the command that docs/training.md has for a method."""
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^train/bin/python deploy/train/train.py {method} .*$", page, re.MULTILINE)
+    return shlex.split(line)
+
+
+def as_documented(python: Path, folder: Path, method: str) -> list[str]:
+    """What does not hold of the documented command, with the file, the model and the folder of this test."""
+    data, model = folder / f"{method}.jsonl", folder / f"{method}-model"
+    words = documented(method)
+    places = {words[0]: python, words[3]: data, words[words.index("--model") + 1]: model}
+    places[words[words.index("--out") + 1]] = folder / f"{method}-documented"
+    command = [str(places.get(word, word)) for word in words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    print(done.stdout)
+    if done.returncode:
+        return [f"{method} as documented: status {done.returncode}, {done.stderr[-600:]}"]
+    wanted = ("rows at once: 16; in a step: 16", " rows per second, 0:00 left", "better answer is the likelier one")
+    wrong = [f"{method} as documented: no line with {text!r}" for text in wanted if text not in done.stdout]
+    settings = json.loads((folder / f"{method}-documented" / "report.json").read_text())["settings"]
+    if (settings["batch"], settings["accumulate"], settings["checkpointing"]) != (16, 1, False):
+        wrong.append(f"{method} as documented: a model of two layers is trained with {settings}")
+    return wrong
+
+
+def trained(python: Path, folder: Path, method: str) -> list[str]:
+    """What does not hold after a training by one method."""
+    out = folder / method
+    data, model = prepared(python, folder, method)
     command = [python, TRAIN / "train.py", method, data, "--model", model, "--out", out]
     settings = ["--epochs", "6", "--batch", "8", "--accumulate", "1", "--learning-rate", "1e-2", "--max-length", "256"]
     subprocess.run([*command, *settings], check=True)
     report = json.loads((out / "report.json").read_text())
     before, after = report["log_probability"]["before"], report["log_probability"]["after"]
-    print(f"{method}: {report['rows']}  before {before}  after {after}")
+    share = report["accuracy"]
+    print(f"{method}: {report['rows']}  {report['pairs']} pairs  before {before}  after {after}  accuracy {share}")
     wrong = []
     if not after["good"] > before["good"]:
         wrong.append(f"{method}: held-out preferred answers became less likely")
     if not after["good"] - after["bad"] > before["good"] - before["bad"]:
         wrong.append(f"{method}: they are no further from the others")
+    # Random weights may prefer the better answers from the beginning.
+    if share["after"] < max(0.9, share["before"]):
+        wrong.append(f"{method}: of the held-out pairs {share} have the better answer as the likelier one")
     if not (out / "adapter" / "adapter_model.safetensors").is_file():
         wrong.append(f"{method}: there is no adapter")
     return wrong
+
+
+def batch_by_trial(python: Path, folder: Path, method: str) -> list[str]:
+    """What does not hold of the trial on a device that has room for one row, or for five with checkpointing."""
+    command = [python, HERE / "trial.py", folder / f"{method}.jsonl", folder / f"{method}-model", method]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return [f"{method}: the trial has status {done.returncode}, {done.stderr[-600:]}"]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"{method}: by trial {found}")
+    wanted = [1, 16, False] if method == "dpo" else [4, 4, True]
+    return [] if found["plan"] == wanted else [f"{method}: by trial {found}, not {wanted}"]
 
 
 def refused(python: Path, folder: Path) -> list[str]:
@@ -130,8 +182,11 @@ def refused(python: Path, folder: Path) -> list[str]:
         (none, "dpo", "has no rows"),
         (folder / "dpo.jsonl", "kto", "is it an export of kto?"),
         (all_train, "dpo", "--test-share"),
+        (folder / "kto.jsonl", "kto --batch 1", "kto needs at least 2 rows at once"),
     ):
+        method, *more = method.split()
         command = [python, TRAIN / "train.py", method, data, "--model", folder / "dpo-model", "--out", folder / "no"]
+        command += more
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 1 or sentence not in done.stderr or "Traceback" in done.stderr:
             wrong.append(f"{data.name} for {method}: status {done.returncode}, {done.stderr[-300:]}")
@@ -145,7 +200,11 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        wrong = [*trained(python, folder, "dpo"), *trained(python, folder, "kto"), *refused(python, folder)]
+        wrong = []
+        for method in ("dpo", "kto"):
+            for part in (trained, as_documented, batch_by_trial):
+                wrong += part(python, folder, method)
+        wrong += refused(python, folder)
     for one in wrong:
         print(f"FAILED {one}")
     print("test-train: " + (f"{len(wrong)} failed" if wrong else "all held"))
