@@ -86,8 +86,8 @@ class Ask:
         """Whether the text of the answer counts only as a whole, because its form is looked at before."""
         return self.answer_schema is not None or (self.client_tools is not None and self.client_tools.choice != "auto")
 
-    def digest(self) -> str:
-        """What makes two requests the same. Not the model: which ones are there may change before a repeat."""
+    def canonical(self) -> bytes:
+        """Return what makes two requests the same, as JSON. Not the model: it may be another one at a repeat."""
         # what was not always there changes nothing of a request without it: one may be repeated during an update
         said = {
             name: value for name in _SAID if (value := getattr(self, name)) not in (None, False) or name not in _LATER
@@ -99,7 +99,11 @@ class Ask:
         if self.given:
             # the same question in another form of request is told in another form
             said["given"] = self.given
-        return digest(orjson.dumps(said, default=BaseModel.model_dump, option=orjson.OPT_SORT_KEYS).decode())
+        return orjson.dumps(said, default=BaseModel.model_dump, option=orjson.OPT_SORT_KEYS)
+
+    def digest(self) -> str:
+        """Return the digest of what makes two requests the same."""
+        return digest(self.canonical().decode())
 
 
 _SAID = [item.name for item in fields(Ask) if item.name not in ("model", "given", "kept", "about")]
@@ -138,7 +142,10 @@ class Origin:
 
 
 async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
-    """Return the accepted query. Raises ApiError (404, 409, 410, 429) and BusUnavailable."""
+    """Return the accepted query.
+
+    Raises ApiError (404, 409, 410, 429), BusUnavailable, and for a large query TooMuchUnderWay and BusNearlyFull.
+    """
     record = await _once(gateway, origin, ask)
     if ask.instead_of is not None:
         # behind its acceptance, so that nothing is lost by a question that is refused
@@ -150,12 +157,12 @@ async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
 async def _once(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
     async with gateway.reachable():
         if origin.idempotency_key is None:
-            return await _accept(gateway, origin, ask, os.urandom(16).hex(), str(uuid.uuid4()))
+            return await _admitted(gateway, origin, ask, os.urandom(16).hex(), str(uuid.uuid4()))
         if (before := await _asked_before(gateway, origin, ask)) is not None:
             return before
         # a repeat after a crash must come to the same session too
         once = origin.once
-        return await _accept(gateway, origin, ask, once, str(uuid.uuid5(_NAMESPACE, once)))
+        return await _admitted(gateway, origin, ask, once, str(uuid.uuid5(_NAMESPACE, once)))
 
 
 async def asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord | None:
@@ -168,7 +175,7 @@ async def _asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryReco
     known = await gateway.bus.link.call("GET", once_key(QUERY_RECEIVED.stream, origin.once))
     if known is None:
         return None
-    return _same(await load(gateway, known.decode()), ask)
+    return _same(await load(gateway, known.decode()), ask.digest())
 
 
 def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
@@ -182,13 +189,16 @@ def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
     )
 
 
-def _same(earlier: QueryRecord | None, ask: Ask) -> QueryRecord:
-    """Return the earlier query of an Idempotency-Key; None: it was deleted. Raises ApiError (409, 410)."""
+def _same(earlier: QueryRecord | None, asked: str) -> QueryRecord:
+    """Return the earlier query of an Idempotency-Key; None: it was deleted. asked: the digest of the present request.
+
+    Raises ApiError (409, 410).
+    """
     if earlier is None:
         raise ApiError(
             410, "query_deleted", "the query of this Idempotency-Key was deleted; ask again with another key"
         )
-    if earlier.asked != ask.digest():
+    if earlier.asked != asked:
         raise ApiError(409, "idempotency_conflict", "this Idempotency-Key was used for another request")
     return earlier
 
@@ -205,7 +215,21 @@ async def _check_personas(gateway: Gateway, personas: Sequence[str]) -> None:
         )
 
 
-async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_session: str) -> QueryRecord:
+async def _admitted(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_session: str) -> QueryRecord:
+    """Accept a query if there is room for one of its size. Raises also TooMuchUnderWay and BusNearlyFull."""
+    canonical, user, large = ask.canonical(), origin.principal.user_id, gateway.large_queries
+    await large.admit(user, once, len(canonical))
+    try:
+        record = await _accept(gateway, origin, ask, digest(canonical.decode()), once, fresh_session)
+    except BaseException:
+        large.ended(user, once)
+        raise
+    large.rename(user, once, record.query_id)
+    return record
+
+
+async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: str, fresh_session: str) -> QueryRecord:
+    """Accept a query. asked: the digest of the request, before the settings of its chat are added to it."""
     settings, user = gateway.settings, origin.principal.user_id
     registry = gateway.context.registry
     if await gateway.backlog(settings.max_backlog) > settings.max_backlog:
@@ -235,7 +259,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
             # somebody may have taken the name that follows from a user and an Idempotency-Key
             session_id = await open_session(gateway, origin.principal, session_id, title)
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
-    record = QueryRecord("", user, session_id, ask.query, ask.mode, ask.digest(), ask.given, after)
+    record = QueryRecord("", user, session_id, ask.query, ask.mode, asked, ask.given, after)
     payload = QueryReceived(
         session_id=session_id,
         query=ask.query,
@@ -281,6 +305,6 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     tracing.annotate({"local2.query.id": found.query_id, "gen_ai.conversation.id": session_id})
     if found.earlier is not None:
         # The same key came twice at the same moment, or its query was deleted since the first look.
-        return _same(QueryRecord.parse(found.query_id, found.earlier) if found.earlier else None, ask)
+        return _same(QueryRecord.parse(found.query_id, found.earlier) if found.earlier else None, asked)
     gateway.accepted(ask.mode, found.unfinished)
     return replace(record, query_id=found.query_id, accepted=found.accepted, deadline=found.deadline)

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from shared.bus import BusFull, ReplyError
 from shared.errors import BusUnavailable, TransientError
+from shared.participant.room import BusNearlyFull, TooMuchUnderWay
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -176,8 +177,15 @@ def full(reason: str) -> str:
 
 
 async def _bus_away(request: Request, exc: Exception) -> Response:
-    code, message = ("bus_full", full(str(exc))) if isinstance(exc, BusFull) else ("bus_unavailable", str(exc))
+    if isinstance(exc, BusNearlyFull):
+        code, message = "bus_full", str(exc)
+    else:
+        code, message = ("bus_full", full(str(exc))) if isinstance(exc, BusFull) else ("bus_unavailable", str(exc))
     return render(request, 503, code, message, {"Retry-After": "2"})
+
+
+async def _too_much(request: Request, exc: Exception) -> Response:
+    return render(request, 429, "too_many_requests", str(exc), {"Retry-After": "2"})
 
 
 async def _bus_refuses(request: Request, exc: Exception) -> Response:
@@ -197,5 +205,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PydanticSerializationError, _unserializable)
     app.add_exception_handler(BusUnavailable, _bus_away)
     app.add_exception_handler(TransientError, _bus_away)
+    app.add_exception_handler(TooMuchUnderWay, _too_much)
     app.add_exception_handler(ReplyError, _bus_refuses)
     app.add_exception_handler(Exception, _unexpected)

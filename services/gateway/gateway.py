@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -20,8 +20,10 @@ from shared.bus.port import checked
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import BusUnavailable
 from shared.participant.registry import SETTLING
+from shared.participant.room import LargeMessages
 from shared.participant.service import Context
 from shared.participant.tool_client import ToolClient
+from shared.records import lanes
 from shared.records.sessions import Sessions
 
 R = TypeVar("R")
@@ -37,6 +39,7 @@ class _Connected:
     bell: Bell
     sessions: Sessions
     tools: ToolClient
+    large_queries: LargeMessages
 
 
 def _not_let_in(trouble: str) -> str:
@@ -82,7 +85,15 @@ class Gateway:
 
     def attach(self, context: Context[GatewaySettings], bell: Bell) -> None:
         """The bus is there."""
-        self._connected = _Connected(context, bell, Sessions(context.bus), ToolClient(context))
+        bus = context.bus
+
+        async def unfinished(names: Collection[str]) -> Collection[str]:
+            # A query has its once-key as its name, which has no dash, until it has an id.
+            ids = {name for name in names if "-" in name}
+            return {*(set(names) - ids), *(await lanes.awaited(bus, sorted(ids)))}
+
+        large = LargeMessages(bus, unfinished)
+        self._connected = _Connected(context, bell, Sessions(bus), ToolClient(context), large)
 
     @property
     def settings(self) -> GatewaySettings:
@@ -115,6 +126,11 @@ class Gateway:
     @property
     def tools(self) -> ToolClient:
         return self._on_the_bus().tools
+
+    @property
+    def large_queries(self) -> LargeMessages:
+        """Those that were accepted here and may not be answered yet."""
+        return self._on_the_bus().large_queries
 
     @contextlib.asynccontextmanager
     async def reachable(self, extra: float = 0.0) -> AsyncIterator[None]:

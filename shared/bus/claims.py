@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shared.bus.port import ReplyError
-from shared.bus.scripts import COUNT, HAND_OVER, KEEP
+from shared.bus.scripts import COUNT, HAND_OVER, KEEP, UNOWNED_CONSUMER
 from shared.bus.slots import Delivery, Slots
 from shared.bus.streams import Bus, Entry, entries, grouping
 from shared.errors import Fenced, TransientError
@@ -16,8 +16,7 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# Whatever a leaving replica still holds is given to this consumer: it is anybody's.
-HEIR = "handover"
+HEIR = UNOWNED_CONSUMER
 MISSED = 3
 # So many gaps after the end of a pause, at most, somebody may still come back from it.
 _LATE = 15

@@ -260,20 +260,27 @@ def _apart(part: str) -> str:
     return part.replace("%", "%25").replace(":", "%3A")
 
 
-# What tool workers may write, those too that somebody may have taken over, by how it begins: any bytes may follow.
+# How the keys begin that untrusted workers may write, whatever follows.
 RATIONED = tuple(
-    family.pattern.partition("<")[0].encode() for family in (result_key, inbox_key, replica_key, schema_key, starts_key)
-) + tuple(
     key.encode()
     for key in (
-        f"{TOOL_REQUEST.stream}.",
-        f"{TOOL_RESULT.stream}.",
+        inbox_key.pattern.partition("<")[0],
         TOOL_SCHEMA.stream,
         DEAD_LETTER.stream,
-        once_key(DEAD_LETTER.stream, ""),
         REPLICAS,
     )
 )
+# The same of keys that are named after a tool or participant: those of untrusted ones.
+_RATIONED_BY_NAME = tuple(
+    key.encode()
+    for key in (
+        *(family.pattern.partition("<")[0] for family in (result_key, replica_key, schema_key, starts_key)),
+        f"{TOOL_RESULT.stream}.",
+        once_key(DEAD_LETTER.stream, f"{TOOL_REQUEST.stream}."),
+    )
+)
+# Workers that touch the outside, the participant mcp, and its tools `server__tool`.
+_UNTRUSTED = re.compile(rb"web_|mcp(:|$)|[^:}]*__")
 
 
 # For SCAN: all keys of this product.
@@ -281,8 +288,11 @@ OURS = f"{PREFIX}*".encode()
 
 
 def rationed(key: bytes) -> bytes | None:
-    """How the kind of key begins that this one is of, if tool workers may write it."""
-    return next((kind for kind in RATIONED if key.startswith(kind)), None)
+    """Return how the kind of key begins that a key is of; None for one that no untrusted worker may write."""
+    if kind := next((kind for kind in RATIONED if key.startswith(kind)), None):
+        return kind
+    kind = next((kind for kind in _RATIONED_BY_NAME if key.startswith(kind)), None)
+    return kind if kind and _UNTRUSTED.match(key, len(kind)) else None
 
 
 def table() -> str:

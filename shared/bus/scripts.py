@@ -7,6 +7,9 @@ else waiting.
 
 from shared.bus.port import Script
 
+# The consumer that owns what any replica may claim at once.
+UNOWNED_CONSUMER = "handover"
+
 # Publishes at most once under a key. KEYS: stream, key. ARGV: seconds, what follows the stream in an XADD.
 PUBLISH_ONCE = Script("""
 local seen = redis.call('GET', KEYS[2])
@@ -87,6 +90,30 @@ for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
   end
 end
 return heard
+""")
+
+# Removes consumers that no replica can be: with a name longer than 200 bytes, or beyond the first thousand of their
+# group. A captured worker may read under any name, and each costs memory. What they hold becomes claimable at once.
+# KEYS: stream. ARGV: group, heir. Returns 1 when there may be more of them, else 0.
+DROP_EXCESS = Script("""
+local moved, removed = 0, 0
+for n, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local c = {}
+  for i = 1, #row, 2 do c[row[i]] = row[i + 1] end
+  if c['name'] ~= ARGV[2] and (#c['name'] > 200 or n > 1000) then
+    if moved > 1000 or removed >= 100 then return 1 end
+    local p = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 500, c['name'])
+    for _, entry in ipairs(p) do
+      redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry[1], 'IDLE', 1000000000, 'JUSTID')
+    end
+    moved = moved + #p
+    if #p == c['pending'] then
+      redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], c['name'])
+      removed = removed + 1
+    end
+  end
+end
+return 0
 """)
 
 # The entries between two ids in which a text occurs, of the next so many (200 at most); of a longer text its first 200

@@ -15,7 +15,7 @@ from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.link import Link
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked, load_scripts
-from shared.bus.scripts import PUBLISH_ONCE, REAP, UNREAD
+from shared.bus.scripts import DROP_EXCESS, PUBLISH_ONCE, REAP, UNOWNED_CONSUMER, UNREAD
 from shared.bus.sentinel import SentinelLink, Sentinels
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, Outgoing, Subject
 from shared.telemetry.logging import get_logger
@@ -40,6 +40,8 @@ BEFORE_TOO_LATE = f"({_TOO_LATE}-0"
 # Whoever has an office says so more often (ms).
 _OFFICE_MS = 60_000
 
+# Steps of at most a hundred consumers in which excess ones are removed at a time.
+_EXCESS_STEPS = 100
 # Keys that a look through all of them takes at once.
 _SCAN = 1_000
 
@@ -332,6 +334,13 @@ class Bus:
         names = list(await self.groups(subject.stream))
         heard = await self.link.pipe_raw([REAP((subject.stream,), name, silent_ms) for name in names])
         return [name for name, count in zip(names, heard, strict=True) if count == 0]
+
+    async def drop_excess_consumers(self, stream: str) -> None:
+        """Remove consumers that no replica can be; any replica may claim at once what they held."""
+        for group in await self.groups(stream):
+            for _ in range(_EXCESS_STEPS):
+                if not await self.link.call(*DROP_EXCESS((stream,), group, UNOWNED_CONSUMER)):
+                    break
 
     async def _unfinished(self, stream: str, row: dict[str, Any]) -> str:
         """The lowest id that a group still needs."""

@@ -9,9 +9,10 @@ from shared.bus import Bus, BusFull, ReplyError
 from shared.bus.claims import Watch
 from shared.bus.keys import JANITOR
 from shared.bus.letters import drop_forged
-from shared.contracts import DEAD_LETTER, Subject
+from shared.contracts import DEAD_LETTER, TOOL_REQUEST, Subject
 from shared.errors import TransientError
-from shared.participant.ration import bound_requests, ration
+from shared.participant.ration import ration
+from shared.participant.registry import outside
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -93,6 +94,8 @@ class Janitor:
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
                 spare = _SPARE_OF_ONE_MS if subject.single_group else _SPARE_MS
                 await self._bus.trim(subject, spare_ms=spare, abandoned=abandoned)
+                if outside(subject.name.removeprefix(f"{TOOL_REQUEST.name}.")):
+                    await self._bus.drop_excess_consumers(subject.stream)
             except BusFull as exc:
                 # what cannot be noted must not keep the others from being trimmed, which makes room
                 log.warning("janitor.full", stream=subject.stream, reason=str(exc))
@@ -101,8 +104,6 @@ class Janitor:
                 if exc.code != "WRONGTYPE":
                     raise
                 log.error("bus.not_a_stream", stream=subject.stream, error=str(exc))
-        # what is finished has gone: the rest waits
-        await bound_requests(self._bus, subjects)
 
     async def _abandoned(self, subject: Subject[Any], now: int) -> list[str]:
         absent = set(await self._bus.absent(subject, _SILENT_MS)) - ALWAYS_HELD

@@ -1,44 +1,40 @@
-"""What tool workers leave in Redis has a share of it, so that none can fill the server with junk for good.
+"""What untrusted workers leave in Redis has a quota, so that none can fill the server with junk for good.
 
-Redis knows no quotas for its users: somebody who has taken over a worker may write what its user may write, until the
-server's memory is at its limit and it refuses everybody's writes. Nothing accepted is lost then, and here the room is
-made again. While there is room enough nobody is counted.
+Redis knows no quotas for its users: a captured worker may write what its user may write, until the server's memory is
+at its limit and every write is refused. Nothing accepted is lost then, and the janitor makes room here. Request streams
+are not touched: no untrusted worker writes them, and what is pending in them must be done.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from shared.bus import Bus, Command
 from shared.bus.keys import OURS, rationed
-from shared.contracts import DEAD_LETTER, TOOL_REQUEST, Subject
-from shared.participant.registry import outside
+from shared.contracts import DEAD_LETTER
+from shared.participant.room import SCARCE, memory
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# From this part of the server's limit on it is looked what there is, and each kind of key may have such a share of it.
-_SCARCE = 0.75
+# While memory is scarce, the keys of one kind may have this share of the limit, and at least so many bytes: kinds that
+# are smaller are not what fills the server.
 _SHARE = 1 / 16
+_AT_LEAST = 1_000_000
 _PAGE = 1_000
-# What waits for a worker outside, and the names of those who read it, are never more than so many bytes: whoever looks
-# at a stream is told all names.
-_WAITING = 16_000_000
 
 
 async def ration(bus: Bus) -> int:
-    """Removes what is above the share of its kind, the largest keys first, while memory is scarce; how many went.
+    """Remove what is above the quota of its kind, the largest keys first, while memory is scarce; return how many keys.
 
-    All that workers write is written anew or can be done without: registry entries and indexes by the next heartbeat,
-    results by running a call again, requests by their callers' time-outs. Of dead letters the oldest go.
+    Untrusted workers write all of it. Registry entries are written again by the next heartbeat, a result by a repeat of
+    its call. Of dead letters the oldest go.
     """
-    told = (await bus.link.call("INFO", "memory")).decode()
-    used, limit = (_figure(told, name) for name in ("used_memory", "maxmemory"))
-    if not limit or used < _SCARCE * limit:
+    limits = [limit for used, limit in await memory(bus) if used >= SCARCE * limit]
+    if not limits:
         return 0
+    quota = max(int(min(limits) * _SHARE), _AT_LEAST)
     kinds: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
     async for raw in bus.scan(OURS):
         found = [(kind, key) for key in raw if (kind := rationed(key)) is not None]
@@ -46,7 +42,7 @@ async def ration(bus: Bus) -> int:
             kinds[kind].append((size, key))
     removed = 0
     for kind, sizes in kinds.items():
-        gone = _above(sizes, int(limit * _SHARE))
+        gone = _above(sizes, quota)
         if not gone:
             continue
         log.error("bus.ration_exceeded", kind=kind.decode(), keys=len(gone), bytes=sum(size for size, _ in gone))
@@ -54,15 +50,6 @@ async def ration(bus: Bus) -> int:
         for start in range(0, len(gone), _PAGE):
             await bus.link.pipe([await _removal(bus, key) for _, key in gone[start : start + _PAGE]])
     return removed
-
-
-async def bound_requests(bus: Bus, subjects: Sequence[Subject[Any]]) -> None:
-    """Removes what waits for workers outside when it is too much; the registry's readers make their groups anew."""
-    streams = [s.stream for s in subjects if outside(s.name.removeprefix(f"{TOOL_REQUEST.name}."))]
-    for stream, size in zip(streams, await _sizes(bus, [stream.encode() for stream in streams]), strict=True):
-        if size > _WAITING:
-            log.error("bus.requests_removed", stream=stream, bytes=size)
-            await bus.link.call("UNLINK", stream)
 
 
 async def _sizes(bus: Bus, keys: Sequence[bytes]) -> list[int]:
@@ -90,8 +77,3 @@ async def _removal(bus: Bus, key: bytes) -> Command:
         # the older half: an operator may still want to see what the others say
         return ("XTRIM", key, "MAXLEN", int(await bus.link.call("XLEN", key)) // 2)
     return ("UNLINK", key)
-
-
-def _figure(told: str, name: str) -> int:
-    found = re.search(rf"^{name}:(\d+)", told, re.MULTILINE)
-    return int(found[1]) if found else 0

@@ -16,6 +16,7 @@ from shared.bus import Bus, Command, Port, ReplyError, grouping
 from shared.bus.claims import Watch
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.bus.port import NO_WRITES, checked
+from shared.bus.streams import named
 from shared.contracts import TOOL_REQUEST
 from shared.errors import TransientError
 from shared.telemetry.logging import get_logger
@@ -30,6 +31,9 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_TOOLS = 1_000
 _OUTSIDE = "web_"
 _MCP = "mcp"
+# Unfinished requests of a tool outside above which further calls are refused: its worker may not read them, and nothing
+# that waits in a stream is ever removed.
+MOST_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,7 @@ class Registry:
         self._snapshot: list[ReplicaInfo] = []
         self._served: dict[str, dict[str, Any]] = {}
         self._offered: dict[str, dict[str, Any]] = {}
+        self._overloaded: set[str] = set()
         self._taken = float("-inf")
         self._watch = Watch(int(4 * freshness * 1000))
         # ms in which everybody who is back says that he lives
@@ -218,20 +223,25 @@ class Registry:
         return sorted(found, key=_place), now, mute
 
     async def _remember(self, names: Sequence[str]) -> None:
-        """Notes the names of tools for the time when nobody serves them. A tool worker need not be allowed to.
+        """Note the names of tools for the time when no worker serves them. A tool worker need not be allowed to.
 
-        Workers outside may make no groups, whose names cost memory that Redis does not count: they are made here.
+        Workers outside may create no groups, whose names cost memory that Redis does not count: they are created here.
+        How many requests wait for them is read in the same write.
         """
         if not names:
             return
-        workers = {info.participant for info in self._snapshot if outside(info.participant)}
-        known, count, *_ = await self._bus.link.pipe_raw(
+        workers = sorted({info.participant for info in self._snapshot if outside(info.participant)})
+        streams = [TOOL_REQUEST.for_tool(worker).stream for worker in workers]
+        known, count, *replies = await self._bus.link.pipe_raw(
             [
                 ("SMISMEMBER", KNOWN_TOOLS, *names),
                 ("SCARD", KNOWN_TOOLS),
-                *(grouping(TOOL_REQUEST.for_tool(worker).stream, worker) for worker in workers),
+                *(grouping(stream, worker) for stream, worker in zip(streams, workers, strict=True)),
+                *(("XINFO", "GROUPS", stream) for stream in streams),
             ]
         )
+        waiting = zip(workers, replies[len(workers) :], strict=True)
+        self._overloaded = {worker for worker, groups in waiting if _unfinished(groups) > MOST_WAITING}
         if isinstance(known, ReplyError):
             if known.code == "WRONGTYPE":
                 await mend(self._bus.link)
@@ -270,9 +280,19 @@ class Registry:
             await self.replicas(fresh=tool not in self._served)
         return self._served.get(tool)
 
+    def overloaded(self, tool: str) -> bool:
+        """Whether so many requests wait for a tool outside that further ones are refused."""
+        return tool in self._overloaded
+
     async def known(self, tool: str) -> bool:
         """True when a worker of this tool was ever announced."""
         return bool(await self._bus.link.call("SISMEMBER", KNOWN_TOOLS, tool))
+
+
+def _unfinished(groups: Any) -> int:
+    """Return the largest number of entries that a group has not finished, from a reply of XINFO GROUPS."""
+    rows = map(named, groups if isinstance(groups, list) else ())
+    return max((row["pending"] + (row.get("lag") or 0) for row in rows), default=0)
 
 
 def _place(info: ReplicaInfo) -> tuple[str, int, str]:

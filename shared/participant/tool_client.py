@@ -31,6 +31,7 @@ from shared.envelope import Envelope
 from shared.errors import DecodeError, Local2Error, PermanentError, TransientError
 from shared.participant.deadlines import Deadlines
 from shared.participant.inbox import ignored
+from shared.participant.room import LargeMessages
 from shared.participant.service import Context
 from shared.participant.tool import RUNNING
 from shared.participant.tool_watch import attributes_of, watched_request, watching
@@ -117,6 +118,7 @@ class ToolClient:
         self._deadlines: Deadlines[_Call] = Deadlines(self._due)
         self._sending: list[_Call] = []
         self._looking: set[asyncio.Task[None]] = set()
+        self._large = LargeMessages(context.bus)
         self._loop = asyncio.get_running_loop()
         # whoever counts and traces says so as the participant starts
         self._watching = watching()
@@ -163,7 +165,7 @@ class ToolClient:
     ) -> Coroutine[Any, Any, ToolResultMessage]:
         """The tool's result; every failure is a result too, with a text for the model. What changes something is not
         run for the second respondent, which is offered it all the same: what all requests begin with lies in the model
-        server's cache.
+        server's cache. Raises TooMuchUnderWay and BusNearlyFull for large arguments that Redis has no room for.
 
         timeout: seconds.
         grace: seconds more for an answer that says itself what took so long. What is left until the caller's deadline
@@ -210,6 +212,9 @@ class ToolClient:
             return _refused(tool, call_id, caller, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
         if caller.respondent_id != "A" and served.get("read_only") is False:
             return _refused(tool, call_id, caller, f"[{NOT_RUN}]", NOT_RUN)
+        if registry.overloaded(tool):
+            text = f"too many calls of {tool} wait for its worker; try again later"
+            return _refused(tool, call_id, caller, f"[tool error: {text}]", text)
         payload = {
             "query_id": caller.query_id,
             "call_id": call_id,
@@ -226,6 +231,7 @@ class ToolClient:
         except PydanticSerializationError as exc:
             text = f"the arguments cannot be sent: {exc}"
             return _refused(tool, call_id, caller, f"[tool error: {exc}]", text)
+        await self._large.admit(caller.user_id, call_id, len(data))
         if caller.deadline is not None and (left := bus.left(caller.deadline, caller.query_id)) < timeout + grace:
             # behind it nobody waits for anything, and the tool would run on for nothing
             timeout = min(timeout, max(0.0, left))
@@ -257,6 +263,7 @@ class ToolClient:
                     await bus.link.call("UNLINK", result_key(tool, call_id))
             return answer
         finally:
+            self._large.ended(caller.user_id, call_id)
             self._deadlines.drop(call)
             calls.remove(call)
             if not calls:

@@ -308,7 +308,7 @@ async def test_a_server_that_it_has_filled_has_room_again_and_has_lost_nothing_o
 
 
 def test_everything_that_it_may_write_is_rationed() -> None:
-    writing = {"set", "xadd", "zadd", "incr", "xreadgroup"}
+    writing = {"set", "xadd", "zadd", "incr"}
     written = {key for key, can in documented().items() if can & writing}
     assert len(written) > 9
     assert {key for key in written if rationed(f"{PREFIX}{key}".encode()) is None} == set()
@@ -490,24 +490,32 @@ async def test_its_group_is_made_by_whoever_reads_the_registry_and_again_when_it
         await running
 
 
-async def test_names_of_consumers_without_end_go_with_the_stream(bus: Bus, web: redis.Redis, core: redis.Redis) -> None:
+@pytest.mark.parametrize("size", [1_000_000, 20], ids=["long names", "many names"])
+async def test_consumers_beyond_measure_go_and_what_they_held_stays(
+    size: int, bus: Bus, web: redis.Redis, core: redis.Redis
+) -> None:
     stream, other = "local2:tool.request.web_search", "local2:tool.request.search_memory"
     core.sadd("local2:tools", "web_search", "search_memory")
     for name in (stream, other):
         core.xgroup_create(name, name.rpartition(".")[2], "0", mkstream=True)
-        core.xadd(name, {"payload": "x" * 1_000_000})
-    janitor = Janitor(bus, 60)
-    await janitor.round()
-    assert core.xlen(stream) == core.xlen(other) == 1
-    for n in range(20):
-        for name in (stream, other):
-            # before Redis 7.2 who finds nothing to read is not kept
-            core.xadd(name, {"payload": "x"})
-        web.xreadgroup("web_search", f"{n}" + "x" * 1_000_000, {stream: ">"})
-        core.xreadgroup("search_memory", f"{n}" + "x" * 1_000_000, {other: ">"})
-    await janitor.round()
-    assert core.exists(stream) == 0
-    assert core.exists(other) == 1
+    count = 20 if size > 20 else 1_300
+    entries = [core.xadd(stream, {"payload": "x"}) for _ in range(count)]
+    core.xadd(other, {"payload": "x"})
+    web.xreadgroup("web_search", "a-replica", {stream: ">"}, count=1)
+    for n in range(1, count):
+        web.xreadgroup("web_search", f"{n:05d}" + "x" * (size - 5), {stream: ">"}, count=1)
+    core.xreadgroup("search_memory", "x" * 1_000_000, {other: ">"})
+    await Janitor(bus, 60).round()
+    names = [row["name"] for row in core.xinfo_consumers(stream, "web_search")]
+    assert len(names) <= 1_001
+    assert max(map(len, names)) < 100
+    # all that was pending is, and any replica may claim at once what the consumers held
+    pending = core.xpending_range(stream, "web_search", "-", "+", 2_000)
+    assert [row["message_id"] for row in pending] == entries
+    handed = [row for row in pending if row["consumer"] == b"handover"]
+    assert len(handed) == (count - 1 if size > 20 else count - 1_000)
+    # a trusted worker's group is left alone
+    assert len(core.xinfo_consumers(other, "search_memory")) == 1
 
 
 async def test_a_worker_outside_that_serves_a_tool_of_another_name_is_told(users: AclRedis, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from shared.participant.service import open_context
 
 REASONS = {
     "memory": "the bus is out of memory",
+    "memory far below use": "the bus is out of memory",
     "disk": "the bus cannot write to its disk",
     "replicas": "the bus has fewer replicas than it needs for a write",
 }
@@ -41,15 +42,20 @@ def full(request: pytest.FixtureRequest, redis_server: EmbeddedRedis, spoil: Fil
 
     def limit(reached: bool) -> None:
         with redis.Redis.from_url(redis_server.url) as raw:
-            # what tidying up takes away does not make room enough, and nothing has more than its share of it
+            # what tidying up takes away does not make room enough
             used: int = raw.info("memory")["used_memory"]
             raw.config_set("maxmemory", used // 2 if reached else 0)
+
+    def limit_far(reached: bool) -> None:
+        with redis.Redis.from_url(redis_server.url) as raw:
+            raw.config_set("maxmemory", int(reached))
 
     def lack(replicas: bool) -> None:
         with redis.Redis.from_url(redis_server.url) as raw:
             raw.config_set("min-replicas-to-write", int(replicas))
 
-    return {"memory": limit, "disk": spoil, "replicas": lack}[request.param], REASONS[request.param]
+    ways = {"memory": limit, "memory far below use": limit_far, "disk": spoil, "replicas": lack}
+    return ways[request.param], REASONS[request.param]
 
 
 WRITING: list[tuple[str, str, Any]] = [
@@ -208,8 +214,8 @@ class Asked:
 
 
 @contextlib.asynccontextmanager
-async def asking(server: EmbeddedRedis, folder: Path) -> AsyncIterator[Asked]:
-    """The model calls a tool that takes two seconds."""
+async def asking(server: EmbeddedRedis, folder: Path, **values: Any) -> AsyncIterator[Asked]:
+    """The model calls a tool that takes two seconds. values: settings of the participants."""
     call = {"name": "probe", "args": {"text": "<<query>>", "seconds": 2}}
     model = ModelProcess(folder / "model.log")
     try:
@@ -218,7 +224,7 @@ async def asking(server: EmbeddedRedis, folder: Path) -> AsyncIterator[Asked]:
         with (
             EmbeddedRedis(folder / "effects") as effects,
             redis.Redis.from_url(effects.url) as counts,
-            Participants(server.url, model.url, folder / "people", effects_url=effects.url) as people,
+            Participants(server.url, model.url, folder / "people", effects_url=effects.url, **values) as people,
         ):
             for name in ("probe", "generator"):
                 people.start(name)
@@ -238,8 +244,24 @@ async def test_a_result_that_was_refused_is_offered_again_and_the_tool_is_not_ru
         await eventually(lambda: on.counts.hexists("effects", "go"))
         fill(True)
         await eventually(lambda: on.counts.hexists("ended", "go"))
-        # it is refused, again and again
-        await asyncio.sleep(2.0)
+        # it is refused, again and again, while the janitor has several rounds
+        await asyncio.sleep(4.0)
+        fill(False)
+        assert await on.client.answer(query_id, 30) == "Done."
+        assert on.counts.hgetall("effects") == {b"go": b"1"}
+
+
+@pytest.mark.parametrize("full", ["memory far below use"], indirect=True)
+async def test_call_that_times_out_in_full_redis_runs_once(
+    full: tuple[Fill, str], redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    fill, _ = full
+    async with asking(redis_server, tmp_path, tool_timeout=3) as on:
+        query_id = await on.client.ask("go", deadline=120)
+        await eventually(lambda: on.counts.hexists("effects", "go"))
+        fill(True)
+        # longer than the call may take, and than the generator's claim of the query is good for
+        await asyncio.sleep(9.0)
         fill(False)
         assert await on.client.answer(query_id, 30) == "Done."
         assert on.counts.hgetall("effects") == {b"go": b"1"}

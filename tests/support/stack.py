@@ -273,7 +273,8 @@ class Participant:
         self.process.wait()
 
     def log(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace")
+        # the process makes the file
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
 
 class Participants:

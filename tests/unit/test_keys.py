@@ -121,19 +121,29 @@ def test_what_stands_in_redis_is_found_by_the_next_release_too() -> None:
 @pytest.mark.parametrize(
     ("key", "kind"),
     [
-        (b"local2:result:{local2:tool.request.x}:\xff", b"local2:result:{local2:tool.request."),
+        (b"local2:result:{local2:tool.request.web_x}:\xff", b"local2:result:{local2:tool.request."),
+        (b"local2:result:{local2:tool.request.server__x}:c", b"local2:result:{local2:tool.request."),
+        (b"local2:result:{local2:tool.request.probe}:c__x", None),
         (b"local2:inbox:x:r1", b"local2:inbox:"),
-        (b"local2:tool.result.x", b"local2:tool.result."),
-        (b"local2:once:{local2:dead.letter}:x", b"local2:once:{local2:dead.letter}:"),
+        (b"local2:tool.request.web_x", None),
+        (b"local2:tool.result.web_x", b"local2:tool.result."),
+        (b"local2:tool.result.probe", None),
+        (
+            b"local2:once:{local2:dead.letter}:local2:tool.request.web_x:web_x:1-1",
+            b"local2:once:{local2:dead.letter}:local2:tool.request.",
+        ),
+        (b"local2:once:{local2:dead.letter}:local2:query.received:generator:1-1", None),
         (b"local2:dead.letter", b"local2:dead.letter"),
         (b"local2:replicas", b"local2:replicas"),
-        (b"local2:replica:x:r1", b"local2:replica:"),
+        (b"local2:replica:web_x:r1", b"local2:replica:"),
+        (b"local2:replica:mcp:r1", b"local2:replica:"),
+        (b"local2:replica:memory:r1", None),
         (b"local2:session:{s}", None),
         (b"local2:once:{local2:query.received}:x", None),
         (b"another:inbox:x", None),
     ],
 )
-def test_what_tool_workers_may_write_is_told_by_its_kind(key: bytes, kind: bytes | None) -> None:
+def test_keys_of_untrusted_workers_have_a_quota(key: bytes, kind: bytes | None) -> None:
     assert keys.rationed(key) == kind
 
 

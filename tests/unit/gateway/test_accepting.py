@@ -200,6 +200,18 @@ async def test_the_same_key_at_the_same_moment_asks_once(gateway: Gateway) -> No
     assert [getattr(one, "code", "accepted") for one in both] == ["accepted", "idempotency_conflict"]
 
 
+async def test_idempotency_key_in_a_chat_with_settings_asks_once(gateway: Gateway) -> None:
+    origin, ask = Origin(ANN, "k"), Ask("one", "s")
+    await gateway.sessions.open("s", "ann", "one")
+    info = await gateway.sessions.info("s")
+    assert info is not None
+    await gateway.sessions.change(info, settings={"temperature": 0.5})
+    record = await accept(gateway, origin, ask)
+    assert await accept(gateway, origin, ask) == record
+    ((_, payload),) = await entries(gateway.bus)
+    assert payload.options == {"temperature": 0.5}
+
+
 async def test_idempotency_key_of_a_deleted_query_is_gone(gateway: Gateway) -> None:
     origin, ask = Origin(ANN, "k"), Ask("one")
     record = await accept(gateway, origin, ask)

@@ -76,9 +76,9 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Trimmed:
     to ask for."""
     on = Trimmed(DEAD_LETTER, QUERY_CANCEL, QUERY_RECEIVED, KNOWLEDGE_READ)
 
-    async def shared(bus: Any, *subjects: Any) -> None:
+    async def shared(bus: Any) -> None:
         assert bus is on
-        on.done.append(("share", *([one.name for one in listed] for listed in subjects)))
+        on.done.append("share")
 
     async def sleep(seconds: float) -> None:
         on.done.append(seconds)
@@ -91,17 +91,15 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Trimmed:
 
     monkeypatch.setattr("shared.participant.janitor.drop_forged", drop_forged)
     monkeypatch.setattr("shared.participant.janitor.ration", shared)
-    monkeypatch.setattr("shared.participant.janitor.bound_requests", shared)
     monkeypatch.setattr("shared.participant.janitor.asyncio", SimpleNamespace(sleep=sleep))
     return on
 
 
 ROUND: list[Any] = [
-    "time", ("share",),
+    "time", "share",
     ("unblock", DEAD_LETTER.stream), "forged", ("trim", "dead.letter", 60_000, []),
     ("unblock", QUERY_CANCEL.stream), ("trim", "query.cancel", 60_000, []),
     ("trim", "query.received", 60_000, []), ("trim", "knowledge.read", 1_000, []),
-    ("share", ["dead.letter", "query.cancel", "query.received", "knowledge.read"]),
 ]  # fmt: skip
 LEASE = ("lease", JANITOR, "test/1", 180_000)
 
@@ -165,7 +163,7 @@ async def test_a_group_holds_entries_back_until_one_janitor_has_seen_it_absent_f
         on.now = 7_000_000 + (at or 0)
         with pytest.raises(asyncio.CancelledError):
             await janitor.run()
-    assert on.done[-4] == ("trim", "query.received", 60_000, abandoned)
+    assert on.done[-3] == ("trim", "query.received", 60_000, abandoned)
 
 
 async def test_a_group_that_came_back_is_absent_from_then_on_when_it_goes_again() -> None:

@@ -207,9 +207,9 @@ async def test_of_tools_the_one_that_is_there_longest_speaks_and_models_are_offe
     # the names are noted, and who works outside has his group made for him
     names = sorted(["x", "hidden", "y" * 64, "web_x"])
     first = index.asked.index(("SMISMEMBER", KNOWN_TOOLS, *names))
-    assert index.asked[first + 1 : first + 4] == [
-        ("SCARD", KNOWN_TOOLS), grouping(TOOL_REQUEST.for_tool("web_x").stream, "web_x"),
-        ("SADD", KNOWN_TOOLS, *names),
+    stream = TOOL_REQUEST.for_tool("web_x").stream
+    assert index.asked[first + 1 : first + 5] == [
+        ("SCARD", KNOWN_TOOLS), grouping(stream, "web_x"), ("XINFO", "GROUPS", stream), ("SADD", KNOWN_TOOLS, *names),
     ]  # fmt: skip
     # what is known is not read again, what is not is looked for
     index.asked.clear()

@@ -44,7 +44,7 @@ class Process:
         self.says: dict[str, Any] = {}
         self.hear: Callable[[str, Mapping[bytes, bytes]], None] = lambda _id, _raw: None
         self.bus = SimpleNamespace(link=self, now_ms=lambda: 0, left=self.left, publishing=self.publishing)
-        self.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=self.served)
+        self.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=self.served, overloaded=lambda _tool: False)
 
     def left(self, deadline: int, _entry_id: str) -> float:
         return float(deadline - self.bus.now_ms()) / 1000
@@ -269,7 +269,7 @@ async def test_a_call_is_waited_for_as_long_as_its_tool_says_by_its_name_of_toda
         asked.append(tool)
         return {"timeout": announced}
 
-    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served)
+    process.registry.served = served
     client = ToolClient(process)  # type: ignore[arg-type]
     assert await client.patience("recall_memory", {"query": "x"}, limit, usual) == waited
     assert await client.patience("recall_memory", {"topic": "x"}, limit, usual) == waited
@@ -292,7 +292,7 @@ async def test_what_changes_something_is_not_run_for_an_answer_that_nobody_sees(
     async def known(_tool: str) -> bool:
         return True
 
-    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served, known=known)
+    process.registry.served, process.registry.known = served, known
     client, caller = ToolClient(process), Caller("q", respondent_id=respondent)  # type: ignore[arg-type]
     call = asyncio.create_task(client.call("memory_save", {}, call_id="c", caller=caller, timeout=5.0, attempt=1))
     await sent(process, 1 if error is None else 0)

@@ -1,0 +1,132 @@
+"""Refusing large messages before Redis is full: small ones, and all that is under way, keep the rest of the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+
+from shared.bus import Bus, BusFull
+from shared.bus.port import checked
+from shared.errors import TransientError
+
+# Bytes. A message of this size or less is never refused here.
+LARGE = 65_536
+# Share of a server's memory limit above which no large message is accepted.
+SCARCE = 0.75
+# Share of the limit that the large messages of one user may have under way from one process, and its least value in
+# bytes: two of the largest request bodies.
+_OF_ONE_USER = 1 / 16
+_AT_LEAST = 8 * 1024**2
+# Seconds after which an admitted message is in what Redis says of its memory.
+_WRITTEN = 1.0
+
+
+class BusNearlyFull(BusFull):
+    """Little of Redis' memory is left, and large messages are refused."""
+
+
+class TooMuchUnderWay(TransientError):
+    """The large messages of one user that are under way have a large share of Redis' memory."""
+
+
+# Returns those of some names whose messages are still under way.
+UnderWay = Callable[[Collection[str]], Awaitable[Collection[str]]]
+
+
+async def memory(bus: Bus) -> list[tuple[int, int]]:
+    """Return (used, limit) in bytes of each master that has a memory limit."""
+    found = []
+    for place in await bus.link.places():
+        (about,) = await bus.link.at_place(place, [("INFO", "memory")])
+        text = checked(about).decode()
+        used, limit = (_figure(text, name) for name in ("used_memory", "maxmemory"))
+        if limit:
+            found.append((used, limit))
+    return found
+
+
+def _figure(text: str, name: str) -> int:
+    found = re.search(rf"^{name}:(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+class LargeMessages:
+    """The large messages that this process has under way, by user and name.
+
+    under_way: asked before a user is refused, where the end of a message is not reported by `ended`.
+    """
+
+    def __init__(self, bus: Bus, under_way: UnderWay | None = None) -> None:
+        self._bus = bus
+        self._under_way = under_way
+        self._sizes: dict[str, dict[str, int]] = {}
+        # (loop time, size) of those that may not be written yet
+        self._admitted: deque[tuple[float, int]] = deque()
+
+    async def admit(self, user_id: str, name: str, size: int) -> None:
+        """Count a message as under way; one of at most LARGE bytes passes unseen.
+
+        name: unique among the user's messages. size: in bytes. Raises TooMuchUnderWay when the user's earlier ones
+        leave no share for it, BusNearlyFull when Redis has too little memory left.
+        """
+        if size <= LARGE:
+            return
+        # Counted before Redis is asked: of messages that come together, each is checked against those before it.
+        self._sizes.setdefault(user_id, {})[name] = size
+        try:
+            for used, limit in await memory(self._bus):
+                await self._check_share(user_id, name, max(int(limit * _OF_ONE_USER), _AT_LEAST))
+                # A message is in Redis twice at most: as an entry, and in a record or a reply.
+                if used + 2 * (size + self._unwritten()) > SCARCE * limit:
+                    raise BusNearlyFull(
+                        f"the bus is nearly out of memory: requests of more than {LARGE:,} bytes are refused; "
+                        "try again later"
+                    )
+        except BaseException:
+            self.ended(user_id, name)
+            raise
+        self._admitted.append((asyncio.get_running_loop().time(), size))
+
+    def rename(self, user_id: str, name: str, new: str) -> None:
+        """Give a message another name; one that is not counted stays so."""
+        sizes = self._sizes.get(user_id, {})
+        if name in sizes:
+            sizes[new] = sizes.pop(name)
+
+    def ended(self, user_id: str, name: str) -> None:
+        """Count a message no longer."""
+        sizes = self._sizes.get(user_id, {})
+        sizes.pop(name, None)
+        if not sizes:
+            self._sizes.pop(user_id, None)
+
+    async def _check_share(self, user_id: str, name: str, share: int) -> None:
+        before = self._before(user_id, name)
+        if before and sum(before.values()) + self._sizes[user_id][name] > share and self._under_way is not None:
+            for ended in before.keys() - set(await self._under_way(list(before))):
+                self.ended(user_id, ended)
+            before = self._before(user_id, name)
+        there = sum(before.values())
+        if before and there + self._sizes[user_id][name] > share:
+            raise TooMuchUnderWay(
+                f"{there:,} bytes of your large requests are under way, of {share:,} that you may have; "
+                "wait until one of them has ended"
+            )
+
+    def _before(self, user_id: str, name: str) -> dict[str, int]:
+        """Return the sizes of the user's messages that were counted before this one."""
+        found: dict[str, int] = {}
+        for one, size in self._sizes[user_id].items():
+            if one == name:
+                break
+            found[one] = size
+        return found
+
+    def _unwritten(self) -> int:
+        """Return the bytes that were admitted within the last second."""
+        since = asyncio.get_running_loop().time() - _WRITTEN
+        while self._admitted and self._admitted[0][0] < since:
+            self._admitted.popleft()
+        return sum(size for _, size in self._admitted)

@@ -1,0 +1,166 @@
+"""Users with large requests: they are refused before Redis is full, and nobody's work under way is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from pydantic import BaseModel, Field
+from support.apps import ProbeSettings
+from support.http_gateway import Site, gateway_settings, serving
+from support.redis_servers import UNSYNCED
+from support.services import announced, running
+from support.waiting import eventually
+
+from services.cli.launch.embedded_redis import EmbeddedRedis
+from shared.bus import Bus
+from shared.contracts import TOOL_REQUEST
+from shared.participant.registry import MOST_WAITING, RELEASE, ReplicaInfo, announcing
+from shared.participant.tool import Run, ToolResult, tool_service
+
+MEMORY = 64 * 1024**2
+LARGE = "x" * 3_000_000
+
+
+class Sink(BaseModel):
+    """Takes a text and keeps nothing of it. Call it in tests."""
+
+    name: str = Field(description="What the call is counted as")
+    text: str = Field(default="", description="Anything")
+    seconds: float = Field(default=0.0, description="How long to take")
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """A Redis with little memory."""
+    with EmbeddedRedis(tmp_path / "redis", extra={**UNSYNCED, "maxmemory": str(MEMORY)}) as server:
+        yield server
+
+
+@dataclass
+class Place:
+    """runs: how often each call was run, by its name."""
+
+    site: Site
+    raw: redis.Redis
+    ann: httpx.AsyncClient
+    bob: httpx.AsyncClient
+    runs: Counter[str]
+
+
+@pytest.fixture
+async def place(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Place]:
+    """A gateway, a tool that works on sixteen calls at once, and two users. The janitor looks once a second."""
+    url, runs = redis_server.url, Counter[str]()
+
+    @asynccontextmanager
+    async def opened(_settings: ProbeSettings) -> AsyncIterator[Run[Sink]]:
+        async def run(args: Sink) -> ToolResult:
+            runs[args.name] += 1
+            await asyncio.sleep(args.seconds)
+            return ToolResult("done")
+
+        yield run
+
+    sink = tool_service("sink", Sink, ProbeSettings, opened)
+    with redis.Redis.from_url(url) as raw:
+        async with AsyncExitStack() as stack:
+            settings = ProbeSettings(redis_url=url, data_dir=tmp_path, heartbeat=0.2, drain=0.5, concurrency=16)
+            await stack.enter_async_context(running(sink, settings))
+            site = await stack.enter_async_context(serving(gateway_settings(url, tmp_path, heartbeat=0.2)))
+            await announced(url, "sink")
+            ann, bob = [await stack.enter_async_context(await site.key(name)) for name in ("ann", "bob")]
+            yield Place(site, raw, ann, bob, runs)
+
+
+async def call(
+    user: httpx.AsyncClient, name: str, seconds: float, text: str = "", tool: str = "sink"
+) -> httpx.Response:
+    return await user.post(f"/tools/{tool}/call", json={"args": {"name": name, "text": text, "seconds": seconds}})
+
+
+def outcome(answer: httpx.Response) -> tuple[int, str | None]:
+    """The status, and the code of a refusal or the error of a call."""
+    error = answer.json()["error"]
+    return answer.status_code, error["code"] if isinstance(error, dict) else error
+
+
+async def test_small_call_survives_another_users_large_ones(place: Place) -> None:
+    small = asyncio.create_task(call(place.ann, "small", 4.0))
+    await eventually(lambda: place.runs["small"])
+    large = [asyncio.create_task(call(place.bob, f"large {n}", 3.0, LARGE)) for n in range(20)]
+    answers = Counter([outcome(answer) for answer in await asyncio.gather(*large)])
+    # two of them fit into what one user may have under way
+    assert answers == {(200, None): 2, (429, "too_many_requests"): 18}
+    assert outcome(await small) == (200, None)
+    assert set(place.runs.values()) == {1}
+    # the user may go on when they have ended
+    assert outcome(await call(place.bob, "again", 0, LARGE)) == (200, None)
+
+
+async def test_large_calls_of_many_users_leave_room_for_small_ones(place: Place) -> None:
+    async with AsyncExitStack() as stack:
+        users = [await stack.enter_async_context(await place.site.key(f"user-{n}")) for n in range(24)]
+        large = [asyncio.create_task(call(user, f"large {n}", 3.0, LARGE)) for n, user in enumerate(users)]
+        await eventually(lambda: len(place.runs) >= 4)
+        small = [await call(place.ann, f"small {n}", 0) for n in range(10)]
+        assert {outcome(answer) for answer in small} == {(200, None)}
+        answers = await asyncio.gather(*large)
+        assert {outcome(answer) for answer in answers} == {(200, None), (503, "bus_full")}
+        refused = next(answer for answer in answers if answer.status_code == 503)
+        assert "65,536 bytes" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) > 0
+    assert set(place.runs.values()) == {1}
+
+
+ASKING: dict[str, tuple[str, dict[str, Any]]] = {
+    "query": ("/query?wait=false", {"query": "go on", "messages": [{"role": "user", "content": LARGE}]}),
+    "response": ("/v1/responses", {"background": True, "input": [{"role": "user", "content": LARGE[:390_000]}] * 4}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), ASKING.values(), ids=ASKING)
+async def test_large_queries_of_one_user_are_bounded(place: Place, path: str, body: dict[str, Any]) -> None:
+    answers = [outcome_of_query(await place.bob.post(path, json=body)) for _ in range(4)]
+    assert answers == ["", "", "too_many_requests", "too_many_requests"]
+    other = await place.ann.post("/query?wait=false", json={"query": "hello"})
+    assert other.status_code == 202
+    # those that have been answered do not count
+    place.raw.xgroup_create("local2:query.received", "generator", "$")
+    assert outcome_of_query(await place.bob.post(path, json=body)) == ""
+
+
+def outcome_of_query(answer: httpx.Response) -> str:
+    """The code of a refusal; empty for a query that was accepted."""
+    if answer.is_success:
+        return ""
+    assert answer.status_code == 429
+    return str(answer.json()["error"]["code"])
+
+
+async def test_calls_of_a_worker_outside_that_reads_none_are_refused(place: Place, redis_server: EmbeddedRedis) -> None:
+    stream = TOOL_REQUEST.for_tool("web_x").stream
+    tool = {"type": "function", "function": {"name": "web_x", "description": "x", "parameters": {}}}
+    info = ReplicaInfo("web_x", "r1", "ready", 1, 1, tools=[tool], release=RELEASE)
+    async with Bus(redis_server.url, "test/1") as bus:
+        await bus.link.pipe(announcing(info, 60_000))
+        await bus.link.pipe([("XADD", stream, "*", "payload", "{}") for _ in range(MOST_WAITING + 1)])
+
+        async def refused() -> bool:
+            answer = await call(place.ann, "x", 0, tool="web_x")
+            return answer.status_code == 200 and "too many calls of web_x wait" in answer.json()["error"]
+
+        await eventually(refused)
+        before = place.raw.xlen(stream)
+        assert await refused()
+        assert place.raw.xlen(stream) == before >= MOST_WAITING
+    # others are called as before
+    assert outcome(await call(place.ann, "x", 0)) == (200, None)
