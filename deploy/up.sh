@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mark='# by make up'
-dev=${DEV:-/dev} sys=${SYS:-/sys} cdi=${CDI:-/etc/cdi /var/run/cdi}
+dev=${DEV:-/dev} sys=${SYS:-/sys} cdi=${CDI:-/etc/cdi /var/run/cdi} localtime=${LOCALTIME:-/etc/localtime}
 
 find_only=''
 [ "${1:-}" != --find ] || { find_only=yes; shift; }
@@ -110,6 +110,9 @@ case :$files: in
 	[ -z "$memory" ] || write LOCAL2_GPU_MEMORY "$memory"
 	;;
 esac
+# Containers run in UTC unless they are given the zone of this machine.
+zone=$(readlink -f "$localtime" | sed -n 's|.*/zoneinfo/||p')
+[ -z "$zone" ] || write TZ "$zone"
 [ -z "$find_only" ] || exit 0
 
 gateways=$(value LOCAL2_GATEWAY_REPLICAS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ EXAMPLE = "Europe/Berlin"
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 # Files beside the database that are no zone.
 _NO_ZONES = {"factory", "localtime"}
-_MACHINE = Path("/etc/localtime")
+_LINK, _NAMED = Path("/etc/localtime"), Path("/etc/timezone")
 
 
 @cache
@@ -38,25 +39,27 @@ def city_zone(text: str) -> str | None:
     return min((name for key, name in _names().items() if len(city) > 1 and key.endswith(city)), default=None)
 
 
-def first_zone(*texts: str) -> str:
-    """Return the first of the texts that names a zone, else UTC: for a zone that another program has written."""
+def first_zone(*texts: str, otherwise: str = "UTC") -> str:
+    """Return the zone that the first of the texts names which names one: for texts that other programs have written."""
     for text in texts:
         try:
             return zone_name(text)
         except ValueError:
             continue
-    return "UTC"
+    return otherwise
 
 
 def machine_zone() -> str | None:
-    """Return the zone of `TZ`, else of /etc/localtime; None when neither names one."""
+    """Return the zone of `TZ`, else of /etc/localtime or /etc/timezone; None when none of them names one."""
     said = os.environ.get("TZ", "").removeprefix(":")
-    # `TZ` may hold a path, as the C library reads it
-    place = said or str(_MACHINE)
-    try:
-        return zone_name(place if said and not said.startswith("/") else os.path.realpath(place).split("zoneinfo/")[-1])
-    except ValueError:
-        return None
+    if said and not said.startswith("/"):
+        named = [said]
+    else:
+        # as the C library reads it, `TZ` may be the path of a file
+        named = [os.path.realpath(said or _LINK).split("zoneinfo/")[-1]]
+        with suppress(OSError, ValueError):
+            named += [] if said else [_NAMED.read_text(encoding="ascii")]
+    return next((zone for text in named if (zone := first_zone(text, otherwise=""))), None)
 
 
 def local_time(ms: int, zone: str) -> datetime:

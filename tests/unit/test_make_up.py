@@ -41,7 +41,8 @@ def command(machine: Path, name: str, text: str) -> None:
 
 
 def up(machine: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    places = {"DEV": machine / "dev", "SYS": machine / "sys", "CDI": machine / "cdi", "STATE": machine}
+    places = {"DEV": machine / "dev", "SYS": machine / "sys", "CDI": machine / "cdi", "STATE": machine,
+              "LOCALTIME": machine / "localtime"}  # fmt: skip
     own = {"PATH": f"{machine / 'bin'}:{os.environ['PATH']}", **{name: str(path) for name, path in places.items()}}
     return subprocess.run(
         ["bash", str(machine / "deploy" / "up.sh"), *arguments],
@@ -53,7 +54,7 @@ def up(machine: Path, *arguments: str, **environment: str) -> subprocess.Complet
 def found(machine: Path) -> dict[str, str]:
     """What it has written into .env."""
     lines = [line.removesuffix(" # by make up") for line in (machine / ".env").read_text().splitlines()[1:]]
-    return dict(line.split("=", 1) for line in lines)
+    return dict(line.split("=", 1) for line in lines if line)
 
 
 def nvidia(machine: Path, memory: str = "24576\n") -> None:
@@ -69,6 +70,20 @@ def amd(machine: Path, memory: int = 17_163_091_968) -> None:
     (machine / "dev" / "dri").mkdir(parents=True)
     for name in ("kfd", "dri/card1"):
         (machine / "dev" / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("line", "variable", "written"),
+    [("", "", {"TZ": "Europe/Berlin"}), ("TZ=Asia/Tokyo", "", {"TZ": "Asia/Tokyo"}), ("", "Asia/Tokyo", {})],
+    ids=["of-the-machine", "given-in-the-file", "given-by-a-variable"],
+)
+def test_zone_of_the_machine_is_the_containers(
+    machine: Path, line: str, variable: str, written: dict[str, str]
+) -> None:
+    (machine / "localtime").symlink_to("/usr/share/zoneinfo/Europe/Berlin")
+    (machine / ".env").write_text(f"LOCAL2_REDIS_PASSWORD=x\n{line}\n")
+    assert up(machine, **({"TZ": variable} if variable else {})).returncode == 0
+    assert {name: value for name, value in found(machine).items() if name == "TZ"} == written
 
 
 def test_without_a_gpu_it_says_so_and_starts_on_the_cpu(machine: Path) -> None:
