@@ -25,6 +25,7 @@ import numpy as np
 from services.memory.blobs import Blobs, BlobsAway, FolderBlobs
 from services.memory.chunks import Chunk
 from services.memory.fts import overwritten
+from services.memory.incoming import remove_abandoned
 from services.memory.passages import FILE_COLUMNS, File, Passage, State, passages
 from services.memory.text import tokens
 from services.memory.vectors import Space, Vector
@@ -98,7 +99,7 @@ class Library:
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def fresh(self) -> Path:
-        """Where a file may be written that is just coming."""
+        """Return a path for a file that will be received (see `incoming`)."""
         return self.incoming / uuid.uuid4().hex
 
     def add(
@@ -239,11 +240,11 @@ class Library:
             return [row[0] for row in db.execute("SELECT id FROM file WHERE state = 'reading'")] if db else []
 
     def tidy(self, now: float | None = None) -> None:
-        """Removes files whose time is over, and what a process that died has left lying about; it finds who is
-        `unclean`."""
+        """Remove files that have expired and what a dead process left: incoming files at once, other files after an
+        hour. Finds who is `unclean`."""
         now = time.time() if now is None else now
         for path in self.incoming.iterdir():
-            _remove_old(path, now)
+            remove_abandoned(path)
         for owner, user_id in self._owners():
             with self._spared(user_id):
                 self._tidy(owner, user_id, now)
@@ -436,9 +437,3 @@ def _folded(name: str) -> str:
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-def _remove_old(path: Path, now: float) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if now - path.stat().st_mtime > _ORPHANED:
-            path.unlink()

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 import uvicorn
@@ -25,6 +25,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from services.memory.blobs import BlobsAway
 from services.memory.formats import FileRefused
+from services.memory.incoming import created
 from shared.bus.endpoint import Endpoint
 from shared.errors import SettingsError
 from shared.participant.background import beside
@@ -148,8 +149,10 @@ async def _put(what: Put, scope: Any, receive: Any) -> tuple[int, dict[str, Any]
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     body = _Body(receive)
     try:
-        incoming = await _received(what, headers.get("content-type", ""), body)
-        return await what.take(incoming)
+        # locked until it has been taken: a process that starts meanwhile must not take it for abandoned
+        with await asyncio.to_thread(created, what.path) as file:
+            incoming = await _received(what, file, headers.get("content-type", ""), body)
+            return await what.take(incoming)
     except FileRefused as exc:
         # what is still on its way is read: a sender that is not heard to the end hears no answer
         with contextlib.suppress(ConnectionError):
@@ -167,23 +170,23 @@ async def _put(what: Put, scope: Any, receive: Any) -> tuple[int, dict[str, Any]
         await asyncio.to_thread(what.path.unlink, missing_ok=True)
 
 
-async def _received(what: Put, content_type: str, body: _Body) -> Incoming:
+async def _received(what: Put, file: BinaryIO, content_type: str, body: _Body) -> Incoming:
     """Raises FileRefused, ConnectionError."""
     kind, options = parse_options_header(content_type)
     form = _Form(options.get(b"boundary", b"")) if kind == b"multipart/form-data" else None
     digest, size, waiting = hashlib.sha256(), 0, bytearray()
-    with await asyncio.to_thread(what.path.open, "wb") as file:
-        async for piece in body.pieces():
-            data = form.feed(piece) if form else piece
-            size += len(data)
-            if size > what.most:
-                raise FileRefused("too_large", f"the file has more than {what.most} bytes, the most that one may have")
-            digest.update(data)
-            waiting += data
-            if len(waiting) > _PIECE:
-                await asyncio.to_thread(file.write, bytes(waiting))
-                waiting.clear()
-        await asyncio.to_thread(file.write, bytes(waiting))
+    async for piece in body.pieces():
+        data = form.feed(piece) if form else piece
+        size += len(data)
+        if size > what.most:
+            raise FileRefused("too_large", f"the file has more than {what.most} bytes, the most that one may have")
+        digest.update(data)
+        waiting += data
+        if len(waiting) > _PIECE:
+            await asyncio.to_thread(file.write, bytes(waiting))
+            waiting.clear()
+    await asyncio.to_thread(file.write, bytes(waiting))
+    await asyncio.to_thread(file.flush)
     if form is None:
         return Incoming(what.path, "", kind.decode("latin-1"), digest.hexdigest())
     form.end()
@@ -191,7 +194,7 @@ async def _received(what: Put, content_type: str, body: _Body) -> Incoming:
 
 
 class _Body:
-    """A request's body, piece by piece. Raises ConnectionError."""
+    """A request's body, piece by piece. Raises ConnectionError when it ends early or a minute passes in silence."""
 
     def __init__(self, receive: Any) -> None:
         self._receive = receive
@@ -200,7 +203,11 @@ class _Body:
     async def pieces(self) -> AsyncIterator[bytes]:
         """What has not been given yet."""
         while self._more:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(SECONDS):
+                    message = await self._receive()
+            except TimeoutError as exc:
+                raise ConnectionError from exc
             if message["type"] == "http.disconnect":
                 raise ConnectionError
             self._more = bool(message.get("more_body"))

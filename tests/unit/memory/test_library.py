@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from services.memory.blobs import BlobsAway
 from services.memory.bucket import BucketBlobs
 from services.memory.chunks import Chunk
 from services.memory.documents import ranked
+from services.memory.incoming import created
 from services.memory.library import Library, LibraryFull, Limits
 from services.memory.passages import File, Passage
 from services.memory.vectors import Space, Vector
@@ -234,12 +234,13 @@ def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Libra
     for path in (half, moved := library.fresh()):
         path.write_text("left behind")
     library._blobs.keep(moved, library._owner("ann"), orphan.hash)
-    fresh = library.fresh()
-    fresh.write_text("just coming")
-    os.utime(fresh, (now, now))
+    # as another process that is still receiving it
+    with created(fresh := library.fresh()):
+        library.tidy(now)
+        assert [half.exists(), fresh.exists()] == [False, True]
     library.tidy(now)
+    assert not fresh.exists()
     assert {file.id for file in library.files("ann", 9)} == {kept.id, later.id}
-    assert [half.exists(), fresh.exists()] == [False, True]
     assert [content(library, "ann", one) for one in (kept, later, orphan, over)] == [b"kept", b"later", None, None]
 
 
