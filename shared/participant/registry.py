@@ -284,6 +284,10 @@ class Registry:
         """Whether so many requests wait for a tool outside that further ones are refused."""
         return tool in self._overloaded
 
+    async def has_worker(self, tool: str) -> bool:
+        """Return whether a replica that announced this tool lives, also while it starts or stops."""
+        return any(_name(schema) == tool for info in await self.replicas() for schema in info.tools)
+
     async def known(self, tool: str) -> bool:
         """True when a worker of this tool was ever announced."""
         return bool(await self._bus.link.call("SISMEMBER", KNOWN_TOOLS, tool))
@@ -299,13 +303,17 @@ def _place(info: ReplicaInfo) -> tuple[str, int, str]:
     return info.participant, info.started, info.replica
 
 
+def _name(schema: dict[str, Any]) -> Any:
+    function = schema.get("function")
+    return function.get("name") if isinstance(function, dict) else None
+
+
 def _served(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, Any]]:
     """Tool → its schema; of several workers' schemas the one of the worker that has been there longest."""
     found: dict[str, dict[str, Any]] = {}
     for info in replicas:
         for schema in info.tools if info.state == "ready" else ():
-            function = schema.get("function")
-            name = function.get("name") if isinstance(function, dict) else None
+            name = _name(schema)
             own = may_serve(info.participant, name)
             if own and isinstance(name, str) and _NAME.fullmatch(name):
                 found.setdefault(name, schema)

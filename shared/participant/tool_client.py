@@ -85,7 +85,11 @@ class Trail:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call that is waited for. `until`: in the loop's time. looked_for: while its stored result is being read."""
+    """A call that is waited for.
+
+    until: in the loop's time. internal: see `ToolClient.call`. looked_for: while its stored result is being read.
+    abandoned: whether no worker of the tool lived at the last look.
+    """
 
     tool: str
     call_id: str
@@ -96,7 +100,9 @@ class _Call:
     future: asyncio.Future[ToolResultMessage]
     request: Envelope
     trail: Trail
+    internal: bool = False
     looked_for: bool = False
+    abandoned: bool = False
 
     def settle(self, answer: ToolResultMessage) -> None:
         if not self.future.done():
@@ -245,7 +251,9 @@ class ToolClient:
         )  # fmt: skip
         began = self._loop.time()
         until = began + seconds
-        call = _Call(tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), envelope, trail)
+        call = _Call(
+            tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), envelope, trail, internal
+        )
         calls = self._waiting.setdefault(call_id, [])
         calls.append(call)
         # what is asked in one loop tick leaves together
@@ -333,6 +341,8 @@ class ToolClient:
             if stored is not None and not stored.startswith(RUNNING):
                 call.trail.answer = call.trail.answer or ""
                 call.settle(TOOL_RESULT.read(stored))
+            elif call.internal and not last and await self._is_abandoned(call):
+                call.refuse("[tool unavailable]", "tool unavailable", now - (call.until - call.seconds))
         except (Local2Error, TimeoutError) as exc:
             log.warning("tool.result_not_found", call_id=call.call_id, reason=str(exc))
         if last:
@@ -341,6 +351,11 @@ class ToolClient:
         elif not call.future.done():
             # one look at a time: while Redis is away they would pile up
             self._deadlines.add(call, min(call.until, self._loop.time() + _PATIENCE))
+
+    async def _is_abandoned(self, call: _Call) -> bool:
+        """Return whether no worker of the tool lived at two looks in a row: one that restarts may take the call."""
+        before, call.abandoned = call.abandoned, not await self._context.registry.has_worker(call.tool)
+        return before and call.abandoned
 
     def _receive(self, entry_id: str, raw: Mapping[bytes, bytes]) -> None:
         calls = self._waiting.get(raw.get(b"call_id", b"").decode(errors="replace"))

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
@@ -709,6 +711,55 @@ async def test_without_a_memory_there_are_no_files_and_a_sentence(server_url: st
                 status, code, message = refusal(answer)
                 assert (status, code) == (503, "memory_unavailable")
                 assert "no memory is running" in message
+
+
+async def test_upload_after_the_memory_died_is_refused_soon(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        url = server.url
+        async with ScriptedModelServer(()) as model, serving(gateway_settings(url, tmp_path)) as site:
+            with replica("memory", url, tmp_path, model.url) as dying:
+                await announced(url, "memory")
+                await added(site.http, NOTES, "notes.md")
+                dying.kill()
+                await dying.died()
+                began = time.monotonic()
+                answer = await site.http.post("/files", params={"name": "more.md"}, content=NOTES, timeout=60)
+                assert refusal(answer)[:2] == (503, "memory_unavailable")
+                assert "outcome" not in answer.json()["error"]
+                # The registry drops the memory after three heartbeats; an operation may take 30 s.
+                assert time.monotonic() - began < 15
+
+
+async def test_upload_that_a_death_cut_off_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        url, incoming = server.url, tmp_path / "documents" / "incoming"
+        async with ScriptedModelServer(()) as model, asking(url, tmp_path, model) as client:
+            with replica("memory", url, tmp_path, model.url) as dying:
+                await announced(url, "memory")
+                answer = await client.operated("documents_manage", op="upload", name="notes.md")
+                address = urlsplit(answer.data["url"])
+                _, writer = await asyncio.open_connection(address.hostname, address.port)
+                writer.write(f"POST {address.path} HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n".encode())
+                writer.write(b"a secret, " * 200_000)
+                await writer.drain()
+                await eventually(lambda: any(one.stat().st_size for one in incoming.iterdir()), 20, "bytes have come")
+                dying.kill()
+                await dying.died()
+                writer.close()
+            assert list(incoming.iterdir())
+            async with running(app, memory_settings(url, tmp_path, model.url)):
+                await eventually(lambda: not list(incoming.iterdir()), 20, "the bytes are removed")
+
+
+async def test_upload_whose_connection_breaks_leaves_no_bytes(site: Site) -> None:
+    async def cut_off() -> AsyncIterator[bytes]:
+        yield b"a secret, " * 200_000
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await site.http.post("/files", params={"name": "notes.md"}, content=cut_off())
+    incoming = ASKED["folder"] / "documents" / "incoming"
+    await eventually(lambda: not list(incoming.iterdir()), 20, "the bytes are removed")
 
 
 @pytest.mark.parametrize("step", ["added", "filled"])

@@ -137,9 +137,12 @@ class MemoryClient:
         return found
 
     async def managed(self, op: str, user: str = "ann", **args: Any) -> ToolResultMessage:
+        return await self.operated("memory_manage", user, op=op, **args)
+
+    async def operated(self, operation: str, user: str = "ann", **args: Any) -> ToolResultMessage:
         call_id, caller = uuid.uuid4().hex, Caller(query_id="1-1", user_id=user)
         return await self._tools.call(
-            "memory_manage", {"op": op, **args}, call_id=call_id, caller=caller, timeout=20 * PATIENCE, internal=True
+            operation, args, call_id=call_id, caller=caller, timeout=20 * PATIENCE, internal=True
         )
 
     async def engrams(self, user: str = "ann") -> dict[str, dict[str, Any]]:
