@@ -10,40 +10,63 @@ from typing import Any
 
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
+from shared.errors import BusUnavailable
 from shared.participant.files import OPERATION, Files, FilesRefused, FilesUnavailable, open_files, recorded
-from shared.participant.tool_client import Caller
+from shared.participant.tool import OUTCOME_UNKNOWN
+from shared.participant.tool_client import Caller, Trail
 
 _SECONDS = 30.0
 # Ids in one operation of the memory, at most.
 _MOST_IDS = 100
-_AWAY = ("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")
+_UNDONE = "unavailable: "
+_AWAY = (_UNDONE, OUTCOME_UNKNOWN, "tool timeout", "tool unavailable", "unknown tool")
 
 
-async def operate(gateway: Gateway, participant: str, user_id: str, **args: Any) -> dict[str, Any]:
-    """Return what an operation of a participant's `…_manage` returns. Raises ApiError: 503 when no replica can do it,
-    422 when the participant refuses it."""
-    return await operate_for(gateway, participant, Caller(query_id="", user_id=user_id), args)
+async def operate(
+    gateway: Gateway, participant: str, user_id: str, *, changes: bool = False, time_zone: str = "", **args: Any
+) -> dict[str, Any]:
+    """Return what an operation of a participant's `…_manage` returns.
+
+    changes: whether the operation writes. time_zone: IANA name of the user's zone. Raises ApiError: 422 when the
+    participant refuses the operation, 503 when it does not answer. The 503 says so when a write may have been made.
+    """
+    caller = Caller(query_id="", user_id=user_id, time_zone=time_zone)
+    return await operate_for(gateway, participant, caller, args, changes=changes)
 
 
 async def operate_for(
-    gateway: Gateway, participant: str, caller: Caller, args: dict[str, Any], seconds: float = _SECONDS
+    gateway: Gateway,
+    participant: str,
+    caller: Caller,
+    args: dict[str, Any],
+    seconds: float = _SECONDS,
+    *,
+    changes: bool = False,
 ) -> dict[str, Any]:
     """The same within so many seconds. The query and the deadline of `caller` are set here."""
-    operation = f"{participant}_manage"
-    async with gateway.reachable(extra=seconds):
-        if await gateway.context.registry.served(operation) is None:
-            await gateway.check_room()
-            raise _unavailable(participant, f"no {participant} is running")
-        call_id = f"http:{uuid.uuid4().hex}"
-        caller = replace(caller, query_id=call_id, deadline=gateway.bus.now_ms() + int(seconds * 1000))
-        outcome = await gateway.tools.call(
-            operation, args, call_id=call_id, caller=caller, timeout=seconds, attempt=1, internal=True
-        )
+    operation, trail, asked = f"{participant}_manage", Trail(), False
+    try:
+        async with gateway.reachable(extra=seconds):
+            if await gateway.context.registry.served(operation) is None:
+                await gateway.check_room()
+                raise _unavailable(participant, f"no {participant} is running")
+            call_id, asked = f"http:{uuid.uuid4().hex}", True
+            caller = replace(caller, query_id=call_id, deadline=gateway.bus.now_ms() + int(seconds * 1000))
+            outcome = await gateway.tools.call(
+                operation, args, call_id=call_id, caller=caller, timeout=seconds, attempt=1, internal=True, trail=trail
+            )
+    except BusUnavailable as exc:
+        if changes and asked:
+            raise _unavailable(participant, str(exc), unknown=True) from exc
+        raise
     if outcome.error is None:
         found: dict[str, Any] = outcome.data
         return found
     if outcome.error.startswith(_AWAY):
-        raise _unavailable(participant, outcome.error.removeprefix("unavailable: "))
+        # a participant that is "unavailable" has written nothing
+        unsure = bool(trail.requests) and not outcome.error.startswith(_UNDONE)
+        why = outcome.error.removeprefix(_UNDONE).removeprefix(OUTCOME_UNKNOWN)
+        raise _unavailable(participant, why, unknown=changes and unsure)
     raise ApiError(422, "invalid_request", outcome.error)
 
 
@@ -59,7 +82,7 @@ async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
         async with open_files(gateway.tools) as files:
             yield files
     except FilesUnavailable as exc:
-        raise _unavailable("memory", str(exc)) from exc
+        raise _unavailable("memory", str(exc), unknown=exc.unknown) from exc
     except FilesRefused as exc:
         headers = {"Retry-After": "5", "Connection": "close"} if exc.status == 429 else None
         raise ApiError(exc.status, exc.code, str(exc), headers) from exc
@@ -93,6 +116,9 @@ async def files_now(gateway: Gateway, user_id: str, files: Iterable[Mapping[str,
     return found
 
 
-def _unavailable(participant: str, why: str) -> ApiError:
-    text = f"{participant} is not available: {why}"[:500]
-    return ApiError(503, f"{participant}_unavailable", text, {"Retry-After": "5"})
+def _unavailable(participant: str, why: str, *, unknown: bool = False) -> ApiError:
+    """unknown: whether a write may have been made all the same."""
+    text, extra = f"{participant} is not available: {why}"[:500], {"outcome": "unknown"} if unknown else {}
+    if unknown:
+        text += ". The outcome of this change is unknown: read it again before you repeat the change."
+    return ApiError(503, f"{participant}_unavailable", text, {"Retry-After": "5"}, **extra)

@@ -21,7 +21,7 @@ from shared.bus import Bus
 from shared.contracts import ToolRequest
 from shared.errors import ToolError
 from shared.participant.retention import Retention
-from shared.participant.tool import Tool, ToolResult
+from shared.participant.tool import OUTCOME_UNKNOWN, Tool, ToolResult
 
 NAME = "knowledge_manage"
 # The nodes and edges of a picture, at most.
@@ -35,6 +35,9 @@ _YEAR_9999 = 253_370_764_800_000
 Op = Literal[
     "list", "get", "add", "correct", "delete", "entities", "graph", "export", "import", "clear", "stats", "retention",
 ]  # fmt: skip
+
+
+_WRITES: frozenset[Op] = frozenset({"add", "correct", "delete", "import", "clear"})
 
 
 class KnowledgeManage(BaseModel):
@@ -116,7 +119,7 @@ class Manage:
         try:
             return ToolResult("", await self._ops[args.op](args, request))
         except GraphUnavailable as exc:
-            raise ToolError(f"unavailable: {exc}") from exc
+            raise ToolError(f"{OUTCOME_UNKNOWN if args.op in _WRITES else 'unavailable: '}{exc}") from exc
 
     async def _list(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
         facts = await self._search.all(request.user_id)

@@ -32,7 +32,7 @@ from shared.errors import ModelError, ToolError
 from shared.llm.port import ContextOverflow, ModelRejected
 from shared.participant.retention import Retention
 from shared.participant.service import Context
-from shared.participant.tool import Tool, ToolResult
+from shared.participant.tool import OUTCOME_UNKNOWN, Tool, ToolResult
 
 NAME = "memory_manage"
 # A page's JSON goes through Redis: it ends before it is larger than this, unless one engram alone is.
@@ -47,6 +47,9 @@ Op = Literal[
     "search", "list", "get", "delete", "delete_session", "delete_user", "import", "export", "topics", "topic_get",
     "topic_put", "topic_delete", "stats", "embed", "retention",
 ]  # fmt: skip
+
+
+_WRITES: frozenset[Op] = frozenset({"delete", "delete_session", "delete_user", "import", "topic_put", "topic_delete"})
 
 
 class MemoryManage(BaseModel):
@@ -114,7 +117,7 @@ class Manage:
         try:
             return ToolResult("", await self._ops[args.op](args, request))
         except StoreUnavailable as exc:
-            raise ToolError(f"unavailable: {exc}") from exc
+            raise ToolError(f"{OUTCOME_UNKNOWN if args.op in _WRITES else 'unavailable: '}{exc}") from exc
 
     async def _search(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
         settings = self._context.settings

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import Local2Error
-from shared.participant.tool_client import Caller, ToolClient
+from shared.participant.tool_client import Caller, ToolClient, Trail
 
 if TYPE_CHECKING:
     # more than a megabyte, in a gateway that may never see a file
@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 OPERATION = "documents_manage"
 # What a refusal begins with that is over in a moment.
 BUSY = "busy: "
+# Operations that change something. An upload is granted first, and the file is sent afterwards.
+_CHANGES = frozenset({"delete", "delete_user"})
 # Seconds for one operation on the bus, and of silence on the way of a file.
 _SECONDS = 30.0
 
 
 class FilesUnavailable(Local2Error):
-    """The memory is not there, or went away on the way; another try may help."""
+    """The memory does not answer; another try may help. unknown: it may have made the change all the same."""
+
+    def __init__(self, message: str, *, unknown: bool = False) -> None:
+        super().__init__(message)
+        self.unknown = unknown
 
 
 class FilesRefused(Local2Error):
@@ -60,16 +66,17 @@ class Files:
 
     async def operate(self, user_id: str, **args: Any) -> dict[str, Any]:
         """One operation. Raises FilesUnavailable, FilesRefused."""
-        call_id = f"files:{uuid.uuid4().hex}"
+        call_id, trail = f"files:{uuid.uuid4().hex}", Trail()
         caller = Caller(query_id=call_id, user_id=user_id)
         outcome = await self._tools.call(
-            OPERATION, args, call_id=call_id, caller=caller, timeout=_SECONDS, attempt=1, internal=True
+            OPERATION, args, call_id=call_id, caller=caller, timeout=_SECONDS, attempt=1, internal=True, trail=trail
         )
         if outcome.error is None:
             found: dict[str, Any] = outcome.data
             return found
         if outcome.error.startswith(("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")):
-            raise FilesUnavailable(f"the memory, which keeps files, is away ({outcome.error})")
+            unknown = bool(trail.requests) and str(args.get("op")) in _CHANGES
+            raise FilesUnavailable(f"the memory, which keeps files, is away ({outcome.error})", unknown=unknown)
         if outcome.error.startswith(BUSY):
             raise FilesRefused(429, "too_many_uploads", outcome.error.removeprefix(BUSY))
         raise FilesRefused(422, "invalid_request", outcome.error)
@@ -131,7 +138,9 @@ def _on_the_way(done: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as exc:
-        raise FilesUnavailable(f"the memory went away while a file was {done}: {type(exc).__name__}") from exc
+        refused = isinstance(exc, httpx.ConnectError)
+        why = f"the memory went away while a file was {done}: {type(exc).__name__}"
+        raise FilesUnavailable(why, unknown=done == "brought" and not refused) from exc
 
 
 def _refusal(response: httpx.Response) -> FilesRefused:

@@ -54,6 +54,8 @@ _LARGE_SECONDS = 3_600
 _TOO_LATE = "the query's deadline has passed"
 # Entries of a work stream that are looked at in one go for an earlier request of the same call.
 _LOOKED_AT = 200
+# How the error of an internal operation begins that may have written something all the same.
+OUTCOME_UNKNOWN = "outcome unknown: "
 # Where a result will be: until when (ms, by the bus's clock) it is waited for.
 RUNNING = b"running:"
 # A first request that needed longer (ms) to come here was held up, and may have been asked for again meanwhile.

@@ -94,7 +94,7 @@ async def search_memory(
     do_rerank: Annotated[bool | None, Query(description="true: only what helps, chosen by a second look")] = None,
     log: Annotated[bool, Query(description="Also the turns before and after each hit")] = False,
 ) -> Response:
-    wanted = {"queries": queries or [], "hybrid": hybrid, "do_rerank": do_rerank, "log": log}
+    wanted: dict[str, Any] = {"queries": queries or [], "hybrid": hybrid, "do_rerank": do_rerank, "log": log}
     found = await operate(gateway, _MEMORY, user.user_id, op="search", query=query, limit=n_results or limit, **wanted)
     return reply({"query": query, **found})
 
@@ -122,7 +122,7 @@ async def show_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Res
                responses=told("Forgotten", Forgotten, {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
 async def forget_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     await _forgotten(gateway, user.user_id, [engram_id])
-    _there(await operate(gateway, _MEMORY, user.user_id, op="delete", id=engram_id), "engram")
+    _there(await operate(gateway, _MEMORY, user.user_id, changes=True, op="delete", id=engram_id), "engram")
     return reply({"id": engram_id, "deleted": True})
 
 
@@ -139,7 +139,7 @@ async def forget_memory(
     await _forgotten(gateway, user.user_id, [])
     async with memory_files(gateway) as files:
         gone = (await files.operate(user.user_id, op="delete_user"))["deleted"]
-    return reply({**await operate(gateway, _MEMORY, user.user_id, op="delete_user"), "files": gone})
+    return reply({**await operate(gateway, _MEMORY, user.user_id, changes=True, op="delete_user"), "files": gone})
 
 
 async def _forgotten(gateway: Gateway, user_id: str, ids: list[str]) -> None:
@@ -167,14 +167,16 @@ async def show_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response
 @router.put("/memory/topics/{topic:path}", summary="Keep something under a topic (user.…, project.…, constraint.…)",
             responses=told("The topic", TopicShown, _TOPIC, 400, 415, 422, 503))  # fmt: skip
 async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: UserDep) -> Response:
-    return reply(await operate(gateway, _MEMORY, user.user_id, op="topic_put", topic=topic, content=body.content))
+    return reply(
+        await operate(gateway, _MEMORY, user.user_id, changes=True, op="topic_put", topic=topic, content=body.content)
+    )
 
 
 @router.delete("/memory/topics/{topic:path}", summary="Forget a topic",
                responses=told("Forgotten", TopicForgotten, {"topic": _TOPIC["topic"], "deleted": True},
                               404, 503))  # fmt: skip
 async def forget_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
-    _there(await operate(gateway, _MEMORY, user.user_id, op="topic_delete", topic=topic), "topic")
+    _there(await operate(gateway, _MEMORY, user.user_id, changes=True, op="topic_delete", topic=topic), "topic")
     return reply({"topic": topic, "deleted": True})
 
 
@@ -233,7 +235,9 @@ async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) ->
 
     async def send() -> None:
         nonlocal imported, there, size
-        found = await operate(gateway, _MEMORY, user.user_id, op="import", lines=[line for _, line in page])
+        found = await operate(
+            gateway, _MEMORY, user.user_id, changes=True, op="import", lines=[line for _, line in page]
+        )
         imported += found["imported"]
         there += found["there"]
         for bad in found["errors"]:
