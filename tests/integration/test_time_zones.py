@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_gateway import FakeGenerator, Site, client, gateway_settings, generating, serving
+from support.http_gateway import ADMIN_KEY, FakeGenerator, Site, client, gateway_settings, generating, serving
 from support.services import announced, running
 from support.stack import respondent, stage
 
@@ -18,6 +21,7 @@ from shared.contracts import RESPONSE_GENERATION
 from shared.envelope import entry_ms, now_ms
 from shared.zones import date_line, local_date
 
+ROOT = Path(__file__).parents[2]
 CHAT = {"model": "local2", "messages": [{"role": "user", "content": "echo hi"}]}
 
 
@@ -77,6 +81,30 @@ async def test_zone_of_a_key_is_that_of_its_questions(redis_url: str, tmp_path: 
                 assert await listed(site, made["id"]) == zone
                 assert (await ann.post("/query", json={"query": "echo hi"})).status_code == 200
         assert zones(generator) == ["Australia/Sydney", "America/Los_Angeles", "Africa/Nairobi"]
+
+
+async def test_zone_of_a_key_is_set_on_the_command_line(redis_url: str, tmp_path: Path) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path)) as site:
+
+        async def local2(*arguments: str) -> tuple[int | None, str]:
+            running = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "services.cli", "keys", *arguments, cwd=ROOT,
+                env={**os.environ, "LOCAL2_API_URL": site.url, "LOCAL2_API_KEY": ADMIN_KEY},
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            said, _ = await running.communicate()
+            return running.returncode, said.decode()
+
+        code, said = await local2("add", "phone", "--time-zone", "asia/tokyo")
+        assert code == 0, said
+        key_id = said.split()[1].rstrip(",")
+        assert await listed(site, key_id) == "Asia/Tokyo"
+        assert await local2("zone", key_id, "Europe/Berlin") == (0, "phone: Europe/Berlin\n")
+        assert await listed(site, key_id) == "Europe/Berlin"
+        assert (await local2("zone", key_id))[0] == 0
+        assert await listed(site, key_id) is None
+        code, said = await local2("zone", key_id, "Mars/Olympus")
+        assert (code, "unknown time zone: 'Mars/Olympus'" in said) == (1, True)
 
 
 async def test_zone_of_a_key_that_is_not_there_is_refused(redis_url: str, tmp_path: Path) -> None:

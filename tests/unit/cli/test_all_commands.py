@@ -274,6 +274,7 @@ def test_a_wrong_use_is_one_line_that_shows_the_right_one(
         (["sessions", "show", "x"], "local2 sessions list"),
         (["files", "rm", "x"], "local2 files list"),
         (["keys", "revoke", "x"], "local2 keys list"),
+        (["keys", "zone", "x", "Asia/Tokyo"], "local2 keys list"),
         (["dead-letters", "replay", "1-1"], "local2 dead-letters list"),
         (["memory", "show", "x"], "local2 memory list"),
         (["memory", "topics", "delete", "x"], "local2 memory topics list"),
