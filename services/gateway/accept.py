@@ -18,7 +18,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load, open_session, opened
 from services.gateway.schemas import ChatSettings, header
-from services.gateway.versions import give_way, place
+from services.gateway.versions import files_of_query, give_way, place
 from shared.bus.keys import once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived, persona_key
 from shared.records import lanes
@@ -246,6 +246,8 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
         session_id, known = await opened(gateway, origin.principal, ask.session_id, title)
         if ask.instead_of is not None:
             after = await place(gateway, session_id, user, ask.instead_of)
+            if ask.attachments is None and known is not None:
+                ask = replace(ask, attachments=await files_of_query(gateway, known, ask.instead_of))
         elif known is not None:
             after = known.tip
         if known is not None:
@@ -276,7 +278,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
         options=ask.options,
         tools=ask.tools,
         material=ask.material,
-        attachments=ask.attachments,
+        attachments=ask.attachments or None,
         following=ask.following,
         client_tools=ask.client_tools,
         answer_schema=ask.answer_schema,

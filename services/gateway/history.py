@@ -19,10 +19,11 @@ _HANDED = re.compile(r"call_(\d{1,15})_(\d{1,10})_\d{1,4}_\d{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A turn as a client has it."""
+    """A turn as a client has it. attachments: ids of the files in its question."""
 
     query: str
     answer: str
+    attachments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +44,18 @@ def turns_of(messages: Sequence[ChatTurnMessage]) -> list[Said]:
     """
     found: list[Said] = []
     query = answer = ""
+    files: tuple[str, ...] = ()
     for message in messages:
         if message.role == "user":
-            found += _turn(query, answer)
-            query, answer = undressed(message.content)[1], ""
+            found += _turn(query, answer, files)
+            query, answer, files = undressed(message.content)[1], "", tuple(dict.fromkeys(message.attachments or ()))
         elif message.role == "assistant" and not message.tool_calls and message.content.strip():
             answer = spoken(message.content)
-    return [*found, *_turn(query, answer)]
+    return [*found, *_turn(query, answer, files)]
 
 
-def _turn(query: str, answer: str) -> list[Said]:
-    return [Said(query, answer)] if query.strip() and answer.strip() else []
+def _turn(query: str, answer: str, files: tuple[str, ...]) -> list[Said]:
+    return [Said(query, answer, files)] if query.strip() and answer.strip() else []
 
 
 def queries_of(messages: Sequence[ChatTurnMessage]) -> set[str]:
@@ -93,7 +95,10 @@ def change(held: Sequence[Turn], sent: Sequence[Said], now: int) -> Change:
         back = 0
     gone = [turn.query_id for turn in held[front : len(held) - back]]
     new = sent[front : len(sent) - back]
-    added = [Turn(i, said.query, said.answer, order(i)[0]) for i, said in zip(ids, new, strict=True)]
+    added = [
+        Turn(i, said.query, said.answer, order(i)[0], attachments=tuple({"id": one} for one in said.attachments))
+        for i, said in zip(ids, new, strict=True)
+    ]
     return Change(gone, added)
 
 

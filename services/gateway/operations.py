@@ -91,12 +91,21 @@ async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
 async def known_files(gateway: Gateway, user_id: str, ids: Sequence[str] | None) -> list[dict[str, Any]] | None:
     """Return the files of a question, each once, with what a turn records of them. Raises ApiError: 404 when one of
     them is not the user's."""
-    if not ids:
+    if ids is None:
         return None
+    found = await there_still(gateway, user_id, ids)
+    if missing := [one for one in ids if one not in {file["id"] for file in found}]:
+        raise ApiError(404, "not_found", f"attachments: there is no such file: {missing[0]}")
+    return found
+
+
+async def there_still(gateway: Gateway, user_id: str, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return those of some files that the user has, each once, with what a turn records of them. Raises ApiError 503
+    while the memory is away."""
+    if not ids:
+        return []
     async with memory_files(gateway) as files:
         found = await files.operate(user_id, op="get", ids=list(dict.fromkeys(ids)))
-    if found["missing"]:
-        raise ApiError(404, "not_found", f"attachments: there is no such file: {found['missing'][0]}")
     return [recorded(file) for file in found["files"]]
 
 

@@ -71,7 +71,10 @@ class QueryBody(Body):
         default=None, description="The history before the query, kept by you; then nothing is stored in a session"
     )
     attachments: list[Name] | None = Field(
-        default=None, max_length=16, description="Ids of your files that belong to the question"
+        default=None,
+        max_length=16,
+        description="Ids of your files that belong to the question. Left out, with `instead_of`: those of the query "
+        "whose place it takes; [] for none",
     )
     model: Name | None = Field(default=None, description="A model of the backend, for this query only")
     options: Options | None = None

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from services.gateway.cancel import cancel_all
 from services.gateway.deletion import STOPPING, forget_queries
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
+from services.gateway.happened import happened
 from services.gateway.history import normal
+from services.gateway.operations import there_still
 from services.gateway.records import QueryRecord, is_query_id, load
 from shared.bus import order
 from shared.bus.keys import queries_key
 from shared.records import lanes
-from shared.records.sessions import Turn, before
+from shared.records.journal import EntryType
+from shared.records.sessions import SessionInfo, Turn, before
 from shared.records.steps import read_unanswered
 
 _LOOK = 0.02
@@ -71,6 +75,18 @@ async def place(gateway: Gateway, session_id: str, user_id: str, instead_of: str
     if asked is None:
         raise not_found("query in this session")
     return asked[1]
+
+
+async def files_of_query(gateway: Gateway, info: SessionInfo, query_id: str) -> list[dict[str, Any]] | None:
+    """Return the files of a query of the session, without deleted ones. Raises ApiError 503 while the memory that has
+    them is away, and BusUnavailable."""
+    turn = await gateway.sessions.turn(info.session_id, "A", query_id)
+    attached = list(turn.attachments) if turn is not None else []
+    if turn is None and (found := await happened(gateway, info, query_id)) is not None:
+        # a query without an answer
+        claims = [entry["data"] for entry in found["journal"] if entry["event"] == EntryType.CLAIMED]
+        attached = list(claims[0].get("attachments") or ()) if claims else []
+    return await there_still(gateway, info.user_id, [str(file["id"]) for file in attached]) or None
 
 
 async def _asked(gateway: Gateway, session_id: str, user_id: str, query_id: str) -> tuple[str, str] | None:

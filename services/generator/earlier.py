@@ -15,7 +15,9 @@ from typing import Any
 
 from services.generator.attachments import Wanted, quoted
 from services.generator.context import EARLIER_SHARE, EarlierFile, Message, Rates, reserve
+from shared.contracts import FILES_ALONE, ChatTurnMessage
 from shared.participant.files import Files, FilesRefused, FilesUnavailable
+from shared.records.sessions import Turn, words_of
 
 # Of the room for a prompt: what texts of earlier messages may take, together.
 TEXT_SHARE = 0.25
@@ -189,6 +191,26 @@ def line(about: Mapping[str, Any], form: Form) -> str:
         case Form.SEARCH | Form.TEXT:
             why = "; use search_documents to read it"
     return f"[attached earlier: {name}{why}]"
+
+
+def with_files_of(messages: Sequence[ChatTurnMessage], turns: Sequence[Turn]) -> list[ChatTurnMessage]:
+    """Return a client's history with the files of the turns of its session, where the client left them out."""
+    found: list[ChatTurnMessage] = []
+    place = 0
+    for message in messages:
+        at = next((n for n in range(place, len(turns)) if _asks(message, turns[n])), None)
+        if at is not None:
+            place = at + 1
+            if turns[at].attachments and not message.attachments:
+                message = message.model_copy(update={"attachments": [str(one["id"]) for one in turns[at].attachments]})
+        found.append(message)
+    return found
+
+
+def _asks(message: ChatTurnMessage, turn: Turn) -> bool:
+    """Whether a message asks the question of a turn; clients may put material before it."""
+    said, asked = " ".join(message.content.split()), " ".join(words_of(turn.query).split())
+    return message.role == "user" and (said.endswith(asked) if asked else said in ("", FILES_ALONE))
 
 
 async def given_history(loader: Loader, messages: Sequence[Message]) -> tuple[list[Message], Earlier]:

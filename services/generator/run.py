@@ -14,7 +14,7 @@ from services.generator.compaction import Past, due
 from services.generator.context import IMAGE_TOKENS, Conversation, Rates, split_turns
 from services.generator.conversation import Instructions, of_session
 from services.generator.deltas import Beat
-from services.generator.earlier import Earlier, Loader, given_history
+from services.generator.earlier import Earlier, Loader, given_history, with_files_of
 from services.generator.grades import last_low_grade
 from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.identities import Identities, load_identities
@@ -147,6 +147,7 @@ class Response:
         self._query = message.payload
         self._ports = ports
         self._settings = ports.context.settings
+        self._of_client: Sequence[Turn] | None = None
         self._attachments: Sequence[Mapping[str, Any]] = self._query.attachments or ()
 
     @property
@@ -182,7 +183,7 @@ class Response:
         if not asked or query.following or ports.recall.low_grade is not None or ports.recall.replies:
             return
         if query.kept:
-            turns = await self._parts.sessions.turns(query.session_id, "A", ports.caller.query_id)
+            turns = await self._turns_kept()
         found = await last_low_grade(ports.context.bus, turns)
         if found is not None:
             await ports.writer.append(EntryType.NOTICE, found.entry())
@@ -321,10 +322,19 @@ class Response:
 
     async def _given_history(self, messages: Sequence[ChatTurnMessage]) -> tuple[Sequence[ChatMessage], Earlier]:
         """The history that the client gives, as the model reads it, and the files in it."""
+        if self._query.kept and messages:
+            messages = with_files_of(messages, await self._turns_kept())
         read = await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages) if messages else []
         if not any(message.get("attachments") for message in read):
             return read, Earlier()
         return await given_history(await self._loader(), read)
+
+    async def _turns_kept(self) -> Sequence[Turn]:
+        """The turns of the session that keeps a client's history."""
+        if self._of_client is None:
+            caller = self._ports.caller
+            self._of_client = await self._parts.sessions.turns(self._query.session_id, "A", caller.query_id)
+        return self._of_client
 
     async def _loader(self) -> Loader:
         return Loader(self._parts.files, await self._wanted(), self._ports.recall.earlier or {})

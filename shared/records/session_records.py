@@ -171,7 +171,9 @@ def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], steps: 
     turns = {}
     for respondent, page in zip(RESPONDENTS, pages, strict=True):
         if found := kept(page):
-            turns[respondent] = [_said(asdict(turn)) for turn in in_order(found)]
+            turns[respondent] = [
+                _said({**asdict(turn), "attachments": list(turn.attachments)}) for turn in in_order(found)
+            ]
     return {
         "session_id": session_id,
         "user_id": info.get("user_id", ""),

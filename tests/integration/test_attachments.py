@@ -265,6 +265,80 @@ async def test_branches_have_the_files_of_their_own_turns(site: House) -> None:
         ]
 
 
+def chat(*messages: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "local2", "messages": list(messages), **more}
+
+
+def shows(text: str, data: bytes) -> dict[str, Any]:
+    address = f"data:image/png;base64,{image(data)}"
+    return {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image_url",
+                                                                        "image_url": {"url": address}}]}  # fmt: skip
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def seeing(site: House) -> AsyncIterator[None]:
+    await site.http.patch("/participants/generator/settings", json={"model": "seeing"})
+    yield
+    await site.http.patch("/participants/generator/settings", json={"model": "gemma4:e4b"})
+
+
+@pytest.mark.parametrize("carried", [True, False], ids=["with parts", "without parts"])
+async def test_openai_chat_keeps_images_of_its_session(site: House, seeing: None, carried: bool) -> None:
+    async with user(site, f"fay-{carried}") as fay:
+        asked = shows("what is it?", png(3, 2))
+        answer = await fay.post("/v1/chat/completions", json=chat(asked))
+        assert answer.status_code == 200, answer.text
+        spoken = {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
+        before = asked if carried else {"role": "user", "content": "what is it?"}
+        answer = await fay.post("/v1/chat/completions", json=chat(before, spoken, shows("and this?", png(4, 2))))
+        assert answer.status_code == 200, answer.text
+        assert said(site.sent()) == [("what is it?", [image(png(3, 2))]), ("and this?", [image(png(4, 2))])]
+        (session,) = (await fay.get("/sessions")).json()["sessions"]
+        turns = (await fay.get(f"/sessions/{session['session_id']}")).json()["turns"]
+        assert [[file["type"] for file in turn["attachments"]] for turn in turns] == [["image/png"]] * 2
+
+
+async def test_openai_history_with_an_image_is_answered_by_a_blind_model(site: House) -> None:
+    async with user(site, "gil") as gil:
+        before = [shows("what is it?", png(3, 2)), {"role": "assistant", "content": "A square."}]
+        answer = await gil.post("/v1/chat/completions", json=chat(*before, {"role": "user", "content": "thanks"}))
+        assert answer.status_code == 200, answer.text
+        line = "[attached earlier: image.png, an image, which this model cannot see]"
+        assert said(site.sent()) == [(f"{line}\n\nwhat is it?", []), ("thanks", [])]
+
+
+@pytest.mark.parametrize(
+    ("query", "attachments", "images"),
+    [("what is it?", None, 1), ("what was it?", None, 1), ("what is it?", [], 0)],
+    ids=["again", "in other words", "without"],
+)
+async def test_replaced_question_passes_its_files_on(
+    site: House, query: str, attachments: list[str] | None, images: int
+) -> None:
+    async with user(site, f"hal-{len(query)}-{images}") as hal:
+        photo = await added(hal, png(3, 2), "photo.png")
+        gone = await added(hal, png(4, 2), "gone.png")
+        first = await asked(hal, "again-6", "what is it?", photo["id"], gone["id"], model="seeing")
+        await hal.delete(f"/files/{gone['id']}")
+        body = {"query": query, "session_id": "again-6", "instead_of": first["query_id"], "model": "seeing"}
+        key = {"Idempotency-Key": "once"}
+        more = {} if attachments is None else {"attachments": attachments}
+        answers = [await hal.post("/query", json={**body, **more}, headers=key) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200], answers[1].text
+        assert answers[0].json()["query_id"] == answers[1].json()["query_id"]
+        assert said(site.sent()) == [(query, [image(png(3, 2))] * images)]
+
+
+async def test_failed_question_passes_its_files_on(site: House) -> None:
+    async with user(site, "ian") as ian:
+        photo = await added(ian, png(3, 2), "photo.png")
+        body = {"query": "what is it?", "session_id": "again-7", "attachments": [photo["id"]]}
+        assert (await ian.post("/query", json=body)).status_code == 400
+        (failed,) = (await ian.get("/queries", params={"session_id": "again-7"})).json()["queries"]
+        await asked(ian, "again-7", "what is it?", model="seeing", instead_of=failed["query_id"])
+        assert said(site.sent()) == [("what is it?", [image(png(3, 2))])]
+
+
 # ── the messages array ───────────────────────────────────────────────────────────────────────────────────────
 
 

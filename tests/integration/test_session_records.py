@@ -173,7 +173,8 @@ async def test_what_happened_in_every_query_arrives_with_it(bus: Bus, elsewhere:
 
 async def test_a_turn_is_kept_byte_for_byte(bus: Bus, elsewhere: Bus) -> None:
     turn = Turn("5-1", "naïve\u2028?", "\x00 \U0001f600 ", 7, True, 3.0000000000000004)
-    version = Turn("5-2", "naïve?", "yes", 8, noted="5-1", after="4-9")
+    files = ({"id": "f1", "name": "ä.pdf", "type": "application/pdf", "size": 9, "pages": 2}, {"id": "f2"})
+    version = Turn("5-2", "naïve?", "yes", 8, noted="5-1", after="4-9", attachments=files, image_tokens=256)
     sessions = Sessions(bus)
     await sessions.open("s", "ann", "t")
     for one in (turn, version):
@@ -275,6 +276,7 @@ async def test_a_session_that_is_deleted_meanwhile_is_left_out(bus: Bus) -> None
         {"turns": {"A": [{"query_id": "1-0", "query": "q", "answer": 5, "time": 1}]}}, {"lane": "q"},
         {"turns": {"A": [{"query_id": "2-0", "query": "q", "answer": "a", "time": 1, "after": "none"}]}},
         {"turns": {"A": [{"query_id": "2-0", "query": "q", "answer": "a", "time": 1, "noted": "none"}]}},
+        {"turns": {"A": [{"query_id": "2-0", "query": "q", "answer": "a", "time": 1, "attachments": [{}]}]}},
         {"tip": "none"}, {"steps": {"1-0 lane": {}}}, {"steps": {"x": {}}},
     ],
 )  # fmt: skip
@@ -291,7 +293,8 @@ def test_what_few_sessions_and_turns_have_may_be_left_out() -> None:
     record = SessionRecord.model_validate({**least, "turns": {"A": [turn]}})
     assert record.model_dump() == {
         **least, "pinned": False, "settings": None, "tip": None, "steps": {},
-        "turns": {"A": [{**turn, "interrupted": False, "ratio": None, "noted": None, "after": None}]},
+        "turns": {"A": [{**turn, "interrupted": False, "ratio": None, "noted": None, "after": None, "attachments": [],
+                         "image_tokens": None}]},
     }  # fmt: skip
 
 

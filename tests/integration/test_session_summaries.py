@@ -42,6 +42,27 @@ async def test_a_summary_takes_the_place_of_the_one_that_it_was_made_from(bus: B
     assert await sessions.turns("s", "A") == TURNS
 
 
+async def test_summary_names_the_files_of_its_turns(bus: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("f", "u", "title")
+    one, two = {"id": "f1", "name": "a.png"}, {"id": "f2"}
+    turns = [
+        Turn(f"{1000 + n}-0", f"q{n}", f"a{n}", n, attachments=files)
+        for n, files in enumerate([(one,), (), (two, one), (two,)])
+    ]
+    for one_turn in turns:
+        await bus.link.pipe(sessions.appending("f", "A", one_turn))
+    assert await Summaries(bus).keep("f", "u", None, turns[:2], "first")
+    before = await Summaries(bus).read("f")
+    assert before == Summary("1001-0", 2, "first", (one,))
+    assert await Summaries(bus).keep("f", "u", before, turns[2:3], "second")
+    # each file once, at its last place
+    assert await Summaries(bus).read("f") == Summary("1002-0", 3, "second", (two, one))
+    # of another conversation of the session
+    assert await Summaries(bus).keep("f", "u", None, turns[:2], "again", await Summaries(bus).read("f"))
+    assert await Summaries(bus).read("f") == Summary("1001-0", 2, "again", (one,))
+
+
 async def test_nothing_comes_of_turns_or_sessions_that_are_gone(bus: Bus, sessions: Sessions) -> None:
     now = await Summaries(bus).read("s")
     assert not await Summaries(bus).keep("s", "u", now, [TURNS[4], turn(9)], "of a turn that is not there")

@@ -103,6 +103,16 @@ def test_what_clients_do_to_texts_makes_no_difference() -> None:
     assert not same(Said("a", "b"), Said("a", "c"))
 
 
+def test_turns_of_a_history_have_their_files() -> None:
+    shown = ChatTurnMessage(role="user", content="What is it?", attachments=["f1", "f2", "f1"])
+    sent = turns_of([shown, *messages(("assistant", "A square."), ("user", "And?"), ("assistant", "Red."))])
+    assert [said.attachments for said in sent] == [("f1", "f2"), ()]
+    found = change([], sent, 1_700_000_000_000)
+    assert [turn.attachments for turn in found.added] == [({"id": "f1"}, {"id": "f2"}), ()]
+    # the same words with other files: nothing changes
+    assert not change(found.added, [Said(said.query, said.answer) for said in sent], 1_700_000_000_000)
+
+
 def test_the_turns_of_a_history_are_questions_with_the_last_that_was_said_to_them() -> None:
     call = ChatToolCall(id="call_1700000000000_3_0_0", name="clock", args={})
     history = [

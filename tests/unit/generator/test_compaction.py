@@ -73,6 +73,11 @@ def test_a_summary_is_made_from_the_one_before_and_the_turns_after_it() -> None:
     assert text == "=== SUMMARY SO FAR ===\nThey met.\n\n=== TURNS ===\n\nUser: Where?\nAssistant: In Porto."
 
 
+def test_summary_is_made_with_the_names_of_attached_files() -> None:
+    turns = [Turn("2-0", "Where?", "In Porto.", 2, attachments=({"id": "f", "name": "map.png"}, {"id": "g"}))]
+    assert "User: [attached: map.png] [attached: a file] Where?\n" in material(None, turns, 10_000)
+
+
 def test_long_texts_give_way_so_that_all_turns_are_read() -> None:
     text = material(None, [turn(1, 50_000), Turn("2-0", "Where?", "In Porto.", 2)], 4_000)
     assert len(text) < 4_500

@@ -21,11 +21,13 @@ from services.generator.context import (
     images_in,
     reserve,
 )
-from services.generator.earlier import Form, Loader, given_history
+from services.generator.earlier import Form, Loader, given_history, with_files_of
 from services.generator.recall import recall
+from shared.contracts import FILES_ALONE, ChatTurnMessage
 from shared.llm.port import ModelFacts
 from shared.participant.files import Fetched, FilesRefused, FilesUnavailable
 from shared.records.journal import EntryType, JournalEntry
+from shared.records.sessions import Turn
 
 PNG = {"name": "a.png", "type": "image/png", "size": 100, "state": "ready", "chars": 0}
 TEXT = {"name": "a.md", "type": "text/markdown", "size": 100, "state": "ready", "chars": 5}
@@ -126,6 +128,35 @@ async def test_clients_history_carries_its_files_in_the_same_forms() -> None:
     assert set(earlier.forms) == {"i", "gone", "t"}
     blind, _ = await given_history(loader(kept, sees=False), history)
     assert [message["role"] for message in blind] == ["user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("said", "carries", "expected"),
+    [
+        ("what is it?", None, ["i"]),
+        ("[passages]\n\nwhat  is it?", None, ["i"]),
+        # what the client brings counts
+        ("what is it?", ["other"], ["other"]),
+        ("what was it?", None, None),
+    ],
+)
+def test_clients_history_gets_the_files_of_its_session(
+    said: str, carries: list[str] | None, expected: list[str] | None
+) -> None:
+    turns = [Turn("1-0", "hello", "x", 1), Turn("2-0", "what is it?", "x", 2, attachments=({"id": "i"},))]
+    history = [
+        ChatTurnMessage(role="user", content="hello"),
+        ChatTurnMessage(role="assistant", content="what is it?"),
+        ChatTurnMessage(role="user", content=said, attachments=carries),
+    ]
+    assert [message.attachments for message in with_files_of(history, turns)] == [None, None, expected]
+
+
+def test_clients_history_gets_the_files_of_a_wordless_turn() -> None:
+    turns = [Turn("1-0", FILES_ALONE, "x", 1, attachments=({"id": "i"},))]
+    for content in ("", FILES_ALONE):
+        (found,) = with_files_of([ChatTurnMessage(role="user", content=content)], turns)
+        assert found.attachments == ["i"]
 
 
 # ── what fits ────────────────────────────────────────────────────────────────────────────────────────────────

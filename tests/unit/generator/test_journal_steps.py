@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from services.generator import steps as module
-from services.generator.context import Conversation, Rates
+from services.generator.context import Conversation, EarlierFile, Rates
 from services.generator.loop import Reply
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import Recall
@@ -399,6 +399,23 @@ async def test_a_form_is_asked_for_without_tools_alone_and_not_where_the_server_
 
 def turn(number: int) -> list[Any]:
     return [{"role": "user", "content": f"q{number} " * 50}, {"role": "assistant", "content": "a " * 50}]
+
+
+async def test_refused_images_of_earlier_turns_are_left_out() -> None:
+    file = EarlierFile("f1", "a.png", "[left out]", "[unseen]", image={"type": "image/png", "data": b"", "id": "f1"})
+    first, *others = turn(0)
+    history = [[{**first, "files": [file]}, *others]]
+    run = Run([ModelRejected("no images here")], [TextDelta("x"), DONE], history=history)
+    await run.asks(with_tools=False)
+    sent = [[len(message.get("images", ())) for message in request.messages] for request in run.model.requests]
+    assert sent == [[0, 1, 0, 0], [0, 0, 0, 0]]
+    assert run.model.requests[1].messages[1]["content"].startswith("[unseen]\n\nq0")
+    (told,) = run.journal.of(EntryType.CONTEXT_TRUNCATED)
+    assert (told["dropped_turns"], told["attachments"]) == (0, [{"id": "f1", "name": "a.png"}])
+    # a refusal for another reason is the question's
+    refused = Run([ModelRejected("no images here")], [ModelRejected("no such model")], history=history)
+    with pytest.raises(ModelRejected, match="no such model"):
+        await refused.asks()
 
 
 async def test_a_history_that_does_not_fit_is_halved_until_it_does_and_clients_are_told() -> None:

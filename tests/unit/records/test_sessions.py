@@ -8,8 +8,9 @@ import orjson
 import pytest
 
 from shared.bus.keys import lane_key, queries_key, waiting_key
+from shared.contracts import FILES_ALONE
 from shared.records.lanes import lane_keys, number, padded, pairs, plain
-from shared.records.sessions import SessionInfo, Turn, before, id_or_nothing, kept, object_or_nothing, shown
+from shared.records.sessions import SessionInfo, Turn, before, id_or_nothing, kept, object_or_nothing, shown, title_of
 from shared.records.summaries import Summary
 
 
@@ -55,12 +56,32 @@ def test_before_an_id_is_the_one_behind_all_others_that_are_before_it(query_id: 
 def test_a_turn_is_kept_as_what_it_says_and_read_with_what_is_known_of_it() -> None:
     said = {"query": "q", "answer": "a", "time": 1, "interrupted": False, "ratio": None}
     assert orjson.loads(turn("1-0").dump()) == said
-    whole = Turn("1-0", "q", "a", 1, True, 3.5, noted="0-1", after="0-2")
-    rest = {"interrupted": True, "ratio": 3.5, "noted": "0-1", "after": "0-2"}
+    files = ({"id": "f1", "name": "a.png"},)
+    whole = Turn("1-0", "q", "a", 1, True, 3.5, noted="0-1", after="0-2", attachments=files, image_tokens=300)
+    rest = {"interrupted": True, "ratio": 3.5, "noted": "0-1", "after": "0-2", "attachments": [*files],
+            "image_tokens": 300}  # fmt: skip
     assert orjson.loads(whole.dump()) == {**said, **rest}
     assert Turn.parse({"query_id": "1-0", **said, **rest, "mood": "good"}) == whole
     assert Turn.parse({"query_id": "1-0", "query": "q", "answer": "a", "time": 1}) == turn("1-0")
     assert turn("1-0").messages() == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+
+
+@pytest.mark.parametrize("stored", [None, 7, {}, [None, {"name": "x"}, {"id": 1}]])
+def test_turn_with_malformed_files_has_none(stored: Any) -> None:
+    said = {"query_id": "1-0", "query": "q", "answer": "a", "time": 1}
+    assert Turn.parse({**said, "attachments": stored}) == turn("1-0")
+
+
+@pytest.mark.parametrize(
+    ("query", "names", "title"),
+    [
+        ("q", ["a.png"], "q"),
+        (FILES_ALONE, ["a.png", "b.md"], "a.png, b.md"),
+        (FILES_ALONE, [None], FILES_ALONE),
+    ],
+)
+def test_session_is_named_after_words_or_else_files(query: str, names: list[str | None], title: str) -> None:
+    assert title_of(query, [{"id": "f", "name": name} for name in names]) == title
 
 
 def test_of_what_is_kept_as_turns_only_what_is_one_is_read() -> None:
