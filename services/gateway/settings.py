@@ -11,9 +11,6 @@ from pydantic import AliasChoices, Field, SecretStr, model_validator
 
 from shared.participant.settings import Settings, kept_days
 
-# How long a tool call over HTTP may take when neither the operator nor the tool sets a time.
-USUAL_TOOL_SECONDS = 30.0
-
 
 def is_loopback(host: str) -> bool:
     if host == "localhost":
@@ -85,11 +82,11 @@ class GatewaySettings(Settings):
     )
     keep_days_sessions: int = kept_days("Sessions that nobody has used for so many days are deleted, but pinned ones")
     bus_wait: float = Field(default=3.0, gt=0, description="Seconds that a request waits for the bus before it fails")
-    tool_timeout: float | None = Field(
-        default=None,
+    tool_timeout: float = Field(
+        default=30.0,
         gt=0,
-        description=f"Longest time of a tool call over HTTP, in seconds; the tool's own time-out counts where it is "
-        f"shorter. Unset: the time that the tool announces, {USUAL_TOOL_SECONDS:g} at least",
+        description="Seconds that a tool call over HTTP may take. A value that is set bounds every tool; left at its "
+        "default, a tool may take the longer time that it announces",
     )
     restore_max_bytes: int = Field(
         default=16 * 1024**3,
@@ -105,6 +102,11 @@ class GatewaySettings(Settings):
     follow_seconds: float = Field(
         default=120.0, gt=0, description="Seconds that a followed stream waits for the critique after the answer"
     )
+
+    @property
+    def tool_limit(self) -> float | None:
+        """Return the operator's limit of a tool call, in seconds; None: `tool_timeout` was not set."""
+        return self.tool_timeout if "tool_timeout" in self.model_fields_set else None
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:

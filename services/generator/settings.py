@@ -15,9 +15,6 @@ from shared.llm.gpu import GpuSetting
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings
 
-# How long a tool call is waited for when neither the operator nor the tool sets a time.
-USUAL_TOOL_SECONDS = 15.0
-
 
 @cache
 def default_system_prompt() -> str:
@@ -45,12 +42,12 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     max_tool_iterations: int = Field(default=5, ge=0, le=50, description="Rounds of tool calls per answer")
     max_calls: int = Field(default=16, ge=1, le=1000, description="Tool calls of one message that are run")
     max_tokens: int = Field(default=8192, ge=16, description="Longest answer of one model call, thinking included")
-    tool_timeout: float | None = Field(
-        default=None,
+    tool_timeout: float = Field(
+        default=15.0,
         gt=0,
         le=600,
-        description=f"Longest wait for a tool call, in seconds; the tool's own time-out counts where it is shorter. "
-        f"Unset: the time that the tool announces, {USUAL_TOOL_SECONDS:g} at least",
+        description="Seconds to wait for a tool call. A value that is set bounds every tool; left at its default, a "
+        "tool may take the longer time that it announces",
     )
     first_token_seconds: float = Field(
         default=600.0,
@@ -116,6 +113,11 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
             return load_identities(info.data.get("identities")).named(names)
         except UnknownPersona as exc:
             raise ValueError(str(exc)) from exc
+
+    @property
+    def tool_limit(self) -> float | None:
+        """Return the operator's limit of a tool call, in seconds; None: `tool_timeout` was not set."""
+        return self.tool_timeout if "tool_timeout" in self.model_fields_set else None
 
     @property
     def members(self) -> list[str]:

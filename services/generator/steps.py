@@ -23,7 +23,7 @@ from services.generator.crossed import Crossed
 from services.generator.deltas import Beat, DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of, speaker, written
-from services.generator.settings import USUAL_TOOL_SECONDS, GeneratorSettings
+from services.generator.settings import GeneratorSettings
 from shared.contracts import (
     AGENT_TRANSITION,
     AgentTransition,
@@ -409,17 +409,17 @@ class JournalSteps:
     async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:
         """What the tool says. What crossed the bus for it is noted, also of a call that is broken off."""
         crossed, trail, request_id = self.ports.crossed, Trail(), ""
-        tools, limit = self.ports.tools, self.ports.context.settings.tool_timeout
+        tools, settings = self.ports.tools, self.ports.context.settings
         again = call_id in self.ports.recall.requested
         try:
             if again:
-                await tools.back(call.name, call.args, limit or USUAL_TOOL_SECONDS)
+                await tools.back(call.name, call.args, settings.tool_timeout)
             outcome = await tools.call(
                 call.name,
                 call.args,
                 call_id=call_id,
                 caller=self.ports.caller,
-                timeout=await tools.patience(call.name, call.args, limit, USUAL_TOOL_SECONDS),
+                timeout=await tools.patience(call.name, call.args, settings.tool_limit, settings.tool_timeout),
                 grace=_GRACE,
                 # who writes the journal's entry is the first to ask
                 attempt=2 if again else 1,

@@ -200,7 +200,7 @@ class Settings(BaseSettings):
             raise SettingsError(
                 f"not a run-time setting: {', '.join(unknown)}; these are: {', '.join(sorted(self.runtime))}"
             )
-        current = {name: getattr(self, name) for name in type(self).model_fields}
+        current = {name: getattr(self, name) for name in self.model_fields_set}
         try:
             return type(self)(**{**current, **values})
         except ValidationError as exc:

@@ -33,7 +33,6 @@ from services.gateway.orphans import Orphans
 from services.gateway.records import QueryRecord, forgotten, is_session_id, own_session
 from services.gateway.routes.queries import failure, loop_time_of, shown_result
 from services.gateway.schemas import QueryBody
-from services.gateway.settings import USUAL_TOOL_SECONDS
 from services.gateway.sse import heard, parts
 from shared.bus.keys import journal_key
 from shared.contracts import canonical_tool
@@ -165,7 +164,9 @@ class McpServer:
         """One call over the bus, without a model."""
         gateway = self._gateway
         async with gateway.reachable():
-            timeout = await gateway.tools.patience(name, args, gateway.settings.tool_timeout, USUAL_TOOL_SECONDS)
+            timeout = await gateway.tools.patience(
+                name, args, gateway.settings.tool_limit, gateway.settings.tool_timeout
+            )
         async with gateway.reachable(extra=timeout):
             call_id = f"mcp:{uuid.uuid4().hex}"
             caller = Caller(

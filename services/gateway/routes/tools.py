@@ -13,7 +13,6 @@ from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.schemas import ToolCallBody, told
-from services.gateway.settings import USUAL_TOOL_SECONDS
 from services.gateway.shapes.operating import ToolAnswer, ToolList
 from services.gateway.sse import gone
 from shared.contracts import canonical_tool
@@ -47,9 +46,9 @@ async def list_tools(gateway: GatewayDep, _user: UserDep) -> Response:
     responses=told("The tool's result", ToolAnswer, _RESULT, 400, 404, 415, 422, 503),
 )
 async def call_tool(request: Request, name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
-    tool = canonical_tool(name, body.args)
+    tool, settings = canonical_tool(name, body.args), gateway.settings
     async with gateway.reachable():
-        timeout = await gateway.tools.patience(tool, body.args, gateway.settings.tool_timeout, USUAL_TOOL_SECONDS)
+        timeout = await gateway.tools.patience(tool, body.args, settings.tool_limit, settings.tool_timeout)
     async with gateway.reachable(extra=timeout):
         if tool not in await gateway.tools.schemas():
             registry = gateway.context.registry

@@ -17,7 +17,7 @@ CONTRACT = {
     "think": True,
     "temperature": None,
     "max_tool_iterations": 5,
-    "tool_timeout": None,
+    "tool_timeout": 15,
     "timeout_seconds": 120,
     "deadline_seconds": 900,
     "concurrency": 4,
@@ -91,3 +91,11 @@ def test_secrets_are_not_among_the_values_shown() -> None:
     settings = GeneratorSettings(api_key="very secret")
     assert "very secret" not in str(settings.runtime_values())
     assert "api_key" not in GeneratorSettings.get_settings_schema()["properties"]
+
+
+def test_tool_timeout_bounds_every_tool_when_it_is_set() -> None:
+    usual = GeneratorSettings()
+    assert usual.tool_limit is None
+    assert usual.update_settings({"temperature": 0.1}).tool_limit is None
+    assert usual.update_settings({"tool_timeout": 15}).tool_limit == 15
+    assert GeneratorSettings(tool_timeout=20).update_settings({"temperature": 0.1}).tool_limit == 20
