@@ -8,9 +8,7 @@ from typing import Any
 from services.memory.document_text import text_of
 from services.memory.formats import FileRefused
 from shared.reading.child import serve
-
-# Two of them beside the memory itself fit into its container.
-MEMORY = 300 * 1024 * 1024
+from shared.reading.pdf import MEMORY, load_parser
 
 
 def read(data: bytes, request: dict[str, Any]) -> dict[str, Any]:
@@ -23,12 +21,7 @@ def read(data: bytes, request: dict[str, Any]) -> dict[str, Any]:
 
 def _load(request: dict[str, Any]) -> None:
     if request["kind"] == "pdf":
-        import logging
-
-        import pypdf  # noqa: F401
-
-        # what it thinks of a file is nobody's news
-        logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+        load_parser()
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ import asyncio
 from services.memory.chunks import Block
 from services.memory.document_text import DocumentText
 from services.memory.formats import FileRefused, Kind
+from shared.reading.pdf import CPU_SECONDS
 from shared.reading.process import Died, ReadingProcess
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
 CHILD = "services.memory.document_child"
+# Two of them beside the memory itself fit into its container.
 PROCESSES = 2
-# Of the processor, for one file.
-CPU_SECONDS = 30.0
 # A process that waits for something that never comes uses no processor.
 _LONGEST = 120.0
 

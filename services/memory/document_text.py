@@ -5,26 +5,24 @@ Raises FileRefused for a file that says something, but nothing that can be read.
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 from services.memory.chunks import Block
 from services.memory.formats import FileRefused, Kind
 from shared.reading.charset import to_text
+from shared.reading.lines import one_line, without_controls
+from shared.reading.pdf import PdfUnreadable, read_pdf
 
 # Beyond, a document's text is left out, and its listing says so.
 MOST_CHARS = 4_000_000
 MOST_BLOCKS = 100_000
 _BLANK = re.compile(r"\n[ \t]*\n")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_SPACES = re.compile(r"[ \t\u00a0]+")
 _HEADING = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
 _FENCE = re.compile(r"[ \t]{0,3}(```+|~~~+)")
 _SETEXT = re.compile(r"[ \t]{0,3}(=+|-+)[ \t]*$")
-_HYPHENATED = re.compile(r"(\w)-\n(?=[a-zà-ÿ])")
 _MOST_HEADING = 120
 
 
@@ -44,9 +42,9 @@ def text_of(data: bytes, kind: Kind, name: str) -> DocumentText:
         case "html":
             found = _html(to_text(data, ""))
         case "markdown":
-            found = _markdown(_plain(to_text(data, "")))
+            found = _markdown(without_controls(to_text(data, "")))
         case "text":
-            found = "", _lines(_plain(to_text(data, "")))
+            found = "", _lines(without_controls(to_text(data, "")))
         case _:
             raise FileRefused("no_text", f"{name} is an image: there is no text in it to search")
     title, blocks = found
@@ -61,14 +59,6 @@ def text_of(data: bytes, kind: Kind, name: str) -> DocumentText:
     if not kept:
         raise FileRefused("no_text", f"{name} has no text")
     return DocumentText(title[:_MOST_HEADING], kept, cut)
-
-
-def _plain(text: str) -> str:
-    return _CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-
-
-def _line(text: str) -> str:
-    return _SPACES.sub(" ", " ".join(text.split()))
 
 
 # ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +93,7 @@ class _Headings:
     above: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, level: int, text: str) -> None:
-        text = _line(text)[:_MOST_HEADING]
+        text = one_line(text)[:_MOST_HEADING]
         if not text:
             return
         self.title = self.title or text
@@ -203,7 +193,7 @@ class _Page(HTMLParser):
             self._texts.append(data)
 
     def end(self) -> None:
-        said = _line(_plain("".join(self._texts)))
+        said = one_line(without_controls("".join(self._texts)))
         self._texts.clear()
         level, self._heading = self._heading, 0
         if said and level:
@@ -217,46 +207,27 @@ def _html(text: str) -> tuple[str, Iterator[Block]]:
     page.feed(text)
     page.close()
     page.end()
-    return _line(page.named) or page.headings.title, iter(page.blocks)
+    return one_line(page.named) or page.headings.title, iter(page.blocks)
 
 
 # ── PDF ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _pdf(data: bytes, name: str) -> tuple[str, Iterator[Block]]:
-    # only who reads one needs it
-    from pypdf import PdfReader
-    from pypdf.errors import DependencyError, PyPdfError
-
     try:
-        reader = PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise FileRefused("protected", f"{name} is protected by a password: save it without one, and add it again")
-        pages = len(reader.pages)
-        title = str((reader.metadata and reader.metadata.title) or "")
-        blocks, chars = list[Block](), 0
-        for number in range(pages):
-            read = list(_page(reader.pages[number].extract_text, number + 1))
-            blocks += read
-            chars += sum(len(block.text) for block in read)
-            if chars > MOST_CHARS:
-                break
-    except DependencyError as exc:
-        raise FileRefused("protected", f"{name} is encrypted in a way that is not understood: {exc}") from exc
-    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OSError) as exc:
-        # a parser of a form with so many holes fails in many ways
-        raise FileRefused("damaged", f"{name} cannot be read as PDF: {type(exc).__name__}: {str(exc)[:200]}") from exc
-    if not blocks:
-        raise FileRefused(
-            "no_text",
-            f"{name} has no text on its {pages} pages, only pictures: have a program recognise the text (OCR), and add "
-            "what it makes",
-        )
-    return _line(_plain(title)), iter(blocks)
-
-
-def _page(extracted: Callable[[], str], number: int) -> Iterator[Block]:
-    for part in _BLANK.split(_HYPHENATED.sub(r"\1", _plain(extracted()))):
-        # where lines end, the page's width has decided
-        if said := _line(part):
-            yield Block(f"page {number}", said)
+        found = read_pdf(data, most_chars=MOST_CHARS)
+    except PdfUnreadable as exc:
+        match exc.why:
+            case "password":
+                text = f"{name} is protected by a password: save it without one, and add it again"
+            case "encryption":
+                text = f"{name} is encrypted in a way that is not understood: {exc.detail}"
+            case "damaged":
+                text = f"{name} cannot be read as PDF: {exc.detail}"
+            case "no_text":
+                text = (
+                    f"{name} has no text on its {exc.detail} pages, only pictures: have a program recognise the text "
+                    "(OCR), and add what it makes"
+                )
+        raise FileRefused(exc.why, text) from exc
+    return found.title, (Block(f"page {page}", text) for page, text in found.blocks)

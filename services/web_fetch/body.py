@@ -51,6 +51,9 @@ class Body:
     def data(self) -> bytes:
         return bytes(self._data)
 
+    def begin(self, size: int) -> bytes:
+        return bytes(self._data[:size])
+
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes from the wire, up to the limit. Raises FetchError for broken compression."""
         if self.cut or not chunk:

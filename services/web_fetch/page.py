@@ -1,4 +1,4 @@
-"""One page over HTTP: redirects followed by hand, text types only, everything limited."""
+"""One page over HTTP: redirects followed by hand, text and PDF only, everything limited."""
 
 from __future__ import annotations
 
@@ -19,12 +19,19 @@ from services.web_fetch.meter import Meter
 from services.web_fetch.url import Target, parse
 from shared.errors import ToolError
 from shared.reading.charset import utf_16
+from shared.reading.pdf import is_pdf
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 ACCEPT = "text/html, application/xhtml+xml, text/markdown;q=0.9, text/plain;q=0.9, application/json;q=0.8, */*;q=0.5"
 TEXT_TYPES = frozenset({
     "application/atom+xml", "application/javascript", "application/json", "application/rss+xml", "application/toml",
     "application/x-ndjson", "application/x-yaml", "application/xhtml+xml", "application/xml", "application/yaml",
+})  # fmt: skip
+PDF_TYPES = frozenset({"application/pdf", "application/x-pdf"})
+# Servers send any file as one of these: its first bytes show what it is.
+UNKNOWN_TYPES = frozenset({
+    "application/octet-stream", "binary/octet-stream", "application/download", "application/force-download",
+    "application/x-download",
 })  # fmt: skip
 # What may come before the body: headers, certificates, and answers that only announce another one (1xx).
 MAX_HEAD = 200_000
@@ -41,8 +48,8 @@ PIECES_AT_ONCE = 100
 class Page:
     """`data` is the body without its compression; `cut` says that it was longer than the size limit.
 
-    content_type is the bare type, declared the whole header, which may name a charset. seen: all URLs on the way here,
-    with this one.
+    content_type is the bare type, declared the whole header, which may name a charset. pdf: the body is a PDF. seen:
+    all URLs on the way here, with this one.
     """
 
     url: Target
@@ -52,6 +59,7 @@ class Page:
     data: bytes
     cut: bool
     seen: tuple[Target, ...]
+    pdf: bool = False
 
     @property
     def redirects(self) -> int:
@@ -61,9 +69,12 @@ class Page:
 class Browser:
     """Fetches pages through a guarded backend. Holds no state between two fetches: no cookies, no open connections."""
 
-    def __init__(self, backend: GuardedBackend, user_agent: str, max_bytes: int, max_redirects: int) -> None:
+    def __init__(
+        self, backend: GuardedBackend, user_agent: str, max_bytes: int, max_pdf_bytes: int, max_redirects: int
+    ) -> None:
         self._backend = backend
         self._max_bytes = max_bytes
+        self._max_pdf_bytes = max_pdf_bytes
         self._max_redirects = max_redirects
         self._headers = [
             ("User-Agent", user_agent),
@@ -118,7 +129,7 @@ class Browser:
                 pool.stream("GET", url, headers=headers) as response,
             ):
                 # compressed or in chunks, a page is hardly ever longer than it is; the frames of chunks come on top
-                meter.left = 2 * self._max_bytes + MAX_HEAD
+                meter.left = 2 * self._limit(_kind(response)) + MAX_HEAD
                 yield response
         except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
             raise FetchError(_no_connection(target, exc)) from exc
@@ -128,25 +139,34 @@ class Browser:
     async def _page(self, target: Target, response: httpcore.Response, seen: tuple[Target, ...]) -> Page:
         if not 200 <= response.status < 300:
             raise ToolError(f"fetch failed: {response.status}")
-        header = _header(response, b"content-type")
-        kind = header.partition(";")[0].strip().lower()
-        if kind and not is_text(kind):
-            raise FetchError(f"the content type {kind[:80]!r} is not text")
-        body = Body(_all(response, b"content-encoding"), self._max_bytes)
+        kind = _kind(response)
+        if kind and not is_text(kind) and kind not in PDF_TYPES | UNKNOWN_TYPES:
+            raise _not_text(kind)
+        body = Body(_all(response, b"content-encoding"), self._limit(kind))
         pieces = 0
         async for chunk in response.aiter_stream():
             body.feed(chunk)
             pieces += 1
-            if body.cut:
+            if body.cut or (kind in UNKNOWN_TYPES and len(body) >= SNIFFED and not is_pdf(body.begin(SNIFFED))):
                 break
             if pieces > FREE_PIECES + len(body) // BYTES_PER_PIECE:
                 raise FetchError("the page comes in too many tiny pieces")
             if pieces % PIECES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         data = body.data
-        if not kind and b"\0" in data[:SNIFFED] and not utf_16(data):
+        # A text that has the magic number somewhere is a text about PDF.
+        pdf = kind in PDF_TYPES or (is_pdf(data) and (kind in UNKNOWN_TYPES or data.lstrip().startswith(b"%PDF-")))
+        if pdf and body.cut:
+            raise FetchError(f"the PDF is larger than the limit of {self._limit(kind)} bytes")
+        if kind in UNKNOWN_TYPES and not pdf:
+            raise _not_text(kind)
+        if not kind and not pdf and b"\0" in data[:SNIFFED] and not utf_16(data):
             raise FetchError("the content is not text")
-        return Page(target, response.status, kind, header, data, body.cut, seen)
+        return Page(target, response.status, kind, _header(response, b"content-type"), data, body.cut, seen, pdf)
+
+    def _limit(self, kind: str) -> int:
+        """Bytes of a body of this type that are read."""
+        return self._max_pdf_bytes if kind in PDF_TYPES | UNKNOWN_TYPES else self._max_bytes
 
 
 @cache
@@ -165,6 +185,15 @@ def is_text(content_type: str) -> bool:
         or content_type in TEXT_TYPES
         or (content_type.startswith("application/") and content_type.endswith(("+json", "+xml")))
     )
+
+
+def _kind(response: httpcore.Response) -> str:
+    """The content type without its parameters, or ""."""
+    return _header(response, b"content-type").partition(";")[0].strip().lower()
+
+
+def _not_text(kind: str) -> FetchError:
+    return FetchError(f"the content type {kind[:80]!r} is not text")
 
 
 def _header(response: httpcore.Response, name: bytes) -> str:

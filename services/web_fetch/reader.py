@@ -7,10 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from services.web_fetch.errors import FetchError
 from services.web_fetch.page import Page
+from shared.reading.parts import part
+from shared.reading.pdf import Why
 from shared.reading.process import Died, ReadingProcess
 from shared.telemetry.logging import get_logger
 
@@ -22,6 +26,13 @@ LARGE_BYTES, LARGE_TAGS = 500_000, 10_000
 # The memory of a process that has read so many pages, or a large one, is in pieces.
 MANY_PAGES = 500
 _CHILD = "services.web_fetch.child"
+_PDF_CHILD = "shared.reading.pdf_child"
+_UNREADABLE: dict[Why, str] = {
+    "password": "the PDF is protected by a password",
+    "encryption": "the PDF is encrypted in a way that is not understood: {}",
+    "damaged": "the PDF is damaged and cannot be read: {}",
+    "no_text": "the PDF has no text on its {} pages, only pictures (a scan)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,7 @@ class Reading:
     """A part of a page's text: `after` is where the next one begins, `cut` says that the page was longer than read.
 
     links: of the whole main text, each with `text` and `url`. refresh: the URL to which the page sends its reader on,
-    or "".
+    or "". note: why only a part of the page was read, where that is not the size limit.
     """
 
     title: str
@@ -39,6 +50,7 @@ class Reading:
     cut: bool
     links: list[dict[str, str]]
     refresh: str
+    note: str = ""
 
 
 class Reader:
@@ -51,8 +63,14 @@ class Reader:
         # Of large pages one is read at a time: for the others there is always a place.
         self._large = asyncio.Lock()
 
-    async def read(self, page: Page, offset: int, max_chars: int) -> Reading:
-        """A page that is too much for the extractor is read once more, without parsing it. Raises FetchError."""
+    async def read(self, page: Page, offset: int, max_chars: int, seconds: float = 10.0) -> Reading:
+        """Return a part of the page's text. Raises FetchError.
+
+        A page that is too much for the extractor is read once more, without parsing it. seconds: after them, no further
+        page of a PDF is begun.
+        """
+        if page.pdf:
+            return await self._read_pdf(page, offset, max_chars, seconds)
         request = {
             "url": str(page.url),
             "declared": page.declared,
@@ -70,11 +88,33 @@ class Reader:
                     log.warning("page.too_heavy", url=str(page.url), bytes=len(page.data), plain=plain)
         raise FetchError("the page takes more time or memory than a page may")
 
+    async def _read_pdf(self, page: Page, offset: int, max_chars: int, seconds: float) -> Reading:
+        async with self._places:
+            # It takes the place, and the memory, of a process that reads pages.
+            if self._idle and self._alive >= PROCESSES:
+                await self._end(self._idle.pop())
+            child = await self._start(_PDF_CHILD)
+            try:
+                answer = await child.ask({"seconds": seconds}, page.data)
+            except Died as exc:
+                log.warning("pdf.too_heavy", url=str(page.url), bytes=len(page.data))
+                raise FetchError("the PDF takes more time or memory than a PDF may") from exc
+            finally:
+                await self._end(child)
+        if "why" in answer:
+            raise FetchError(_UNREADABLE[answer["why"]].format(answer["detail"]))
+        text = _with_pages(answer["blocks"])
+        offset = min(offset, len(text))
+        shown, after = part(text, offset, max_chars)
+        cut = answer["read"] < answer["pages"]
+        note = f"the PDF has {answer['pages']} pages, of which {answer['read']} were read" if cut else ""
+        return Reading(answer["title"], shown, len(text), after, cut, [], "", note)
+
     async def _ask(self, request: dict[str, Any], data: bytes, *, large: bool) -> dict[str, Any]:
         async with self._places:
             # A large page is its process's last one: it leaves the warm process to the others where it can.
             warm = bool(self._idle) and (not large or self._alive >= PROCESSES)
-            child = self._idle.pop() if warm else await self._start()
+            child = self._idle.pop() if warm else await self._start(_CHILD)
             keep = False
             try:
                 answer = await child.ask(request, data)
@@ -86,10 +126,10 @@ class Reader:
                     await self._end(child)
             return answer
 
-    async def _start(self) -> ReadingProcess:
+    async def _start(self, module: str) -> ReadingProcess:
         self._alive += 1
         try:
-            return await ReadingProcess.start(_CHILD)
+            return await ReadingProcess.start(module)
         except BaseException:
             self._alive -= 1
             raise
@@ -102,6 +142,12 @@ class Reader:
         """Ends the processes; those that are at a page are ended by whoever waits for it."""
         while self._idle:
             await self._end(self._idle.pop())
+
+
+def _with_pages(blocks: list[tuple[int, str]]) -> str:
+    """The paragraphs in lines, below the number of their page."""
+    pages = groupby(blocks, key=itemgetter(0))
+    return "\n\n".join("\n".join([f"[page {number}]", *(text for _, text in found)]) for number, found in pages)
 
 
 @asynccontextmanager

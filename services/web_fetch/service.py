@@ -22,8 +22,8 @@ from shared.participant.tool import Run, ToolResult, tool_service
 
 
 class WebFetch(BaseModel):
-    """Fetch one web page and read its main text. Call it when the user gives a URL ("summarise https://...", "what does
-    this page say"), or when a search result's snippet is not enough and the page itself is needed."""
+    """Fetch one web page or PDF and read its main text. Call it when the user gives a URL ("summarise https://...",
+    "what does this page say"), or when a search result's snippet is not enough and the page itself is needed."""
 
     model_config = ConfigDict(str_strip_whitespace=True)
 
@@ -48,6 +48,7 @@ class WebFetchSettings(Settings):
         "timeout",
         "user_agent",
         "max_bytes",
+        "max_pdf_bytes",
         "max_redirects",
         "allowed_private_hosts",
     }
@@ -61,6 +62,9 @@ class WebFetchSettings(Settings):
     )
     max_bytes: int = Field(
         default=5_000_000, ge=1, le=100_000_000, description="Size after decompression at which reading stops"
+    )
+    max_pdf_bytes: int = Field(
+        default=20_000_000, ge=1, le=32_000_000, description="Largest PDF that is read; a larger one is refused"
     )
     max_redirects: int = Field(default=5, ge=0, le=20, description="Redirects that are followed")
     # NoDecode: in the environment the list may be separated by commas instead of being JSON.
@@ -100,13 +104,17 @@ class Fetcher:
         try:
             async with asyncio.timeout(self.timeout):
                 page = await self.browser.get(args.url)
-                reading = await self.reader.read(page, args.offset, self.max_chars)
+                reading = await self._read(page, args.offset)
                 while reading.refresh and (target := page.url.join(reading.refresh)) != page.url:
                     page = await self.browser.refreshed(page, target)
-                    reading = await self.reader.read(page, args.offset, self.max_chars)
+                    reading = await self._read(page, args.offset)
         except TimeoutError as exc:
             raise ToolError(f"fetch timeout after {self.timeout:g}s: {args.url}") from exc
         return render(args, page, reading)
+
+    async def _read(self, page: Page, offset: int) -> Reading:
+        # The other half is for fetching the page.
+        return await self.reader.read(page, offset, self.max_chars, self.timeout / 2)
 
 
 def render(args: WebFetch, page: Page, reading: Reading) -> ToolResult:
@@ -122,7 +130,7 @@ def render(args: WebFetch, page: Page, reading: Reading) -> ToolResult:
     if left:
         notes.append(f"{left} of {reading.chars} characters left out; go on with offset {reading.after}")
     if reading.cut:
-        notes.append("the page itself was longer than the size limit")
+        notes.append(reading.note or "the page itself was longer than the size limit")
     lines = [f"URL: {args.url}", "Extracted text:", text, *([f"[{'; '.join(notes)}]"] if notes else ())]
     if args.links:
         listed = [f"- {link['text']}: {link['url']}" for link in reading.links]
@@ -147,7 +155,9 @@ def render(args: WebFetch, page: Page, reading: Reading) -> ToolResult:
 async def build(settings: WebFetchSettings) -> AsyncIterator[Run[WebFetch]]:
     async with open_names() as names, open_reader() as reader:
         backend = GuardedBackend(AllowedHosts.of(settings.allowed_private_hosts), names)
-        browser = Browser(backend, settings.user_agent, settings.max_bytes, settings.max_redirects)
+        browser = Browser(
+            backend, settings.user_agent, settings.max_bytes, settings.max_pdf_bytes, settings.max_redirects
+        )
         yield Fetcher(browser, reader, settings.timeout, settings.max_chars)
 
 

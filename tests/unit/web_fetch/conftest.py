@@ -127,13 +127,17 @@ async def fetcher(warm: Reader) -> AsyncIterator[Any]:
         timeout: float = 10,
         max_chars: int = 3_000,
         max_bytes: int = 5_000_000,
+        max_pdf_bytes: int = 20_000_000,
         max_redirects: int = 5,
         resolver: Any = None,
         **backend: Any,
     ) -> Fetcher:
         guarded = GuardedBackend(AllowedHosts.of(allowed), resolver or system, **backend)
         return Fetcher(
-            Browser(guarded, "LoCAL2/1.0 (research agent)", max_bytes, max_redirects), warm, timeout, max_chars
+            Browser(guarded, "LoCAL2/1.0 (research agent)", max_bytes, max_pdf_bytes, max_redirects),
+            warm,
+            timeout,
+            max_chars,
         )
 
     async with open_names() as system:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
+import re
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 import brotli
+import psutil
 import pytest
+from support.made_files import bomb, pdf
 
 from services.web_fetch.service import WebFetch
 from shared.errors import ToolError
@@ -315,7 +320,61 @@ REFRESH = [
 ]
 
 
+PAPER = pdf(["The lock keepers opened the gates.", "The barges left the ba-\nsin at noon."], "On locks")
+PDF_TYPE = {"content_type": "application/pdf"}
+PDF = [
+    Case(
+        "page numbers",
+        PAPER,
+        PDF_TYPE,
+        has=("[page 1]\nThe lock keepers opened the gates.\n\n[page 2]\nThe barges left the basin",),
+        links=(),
+    ),
+    Case("type with parameter", PAPER, {"content_type": "Application/PDF; qs=0.001"}, has=("[page 2]",)),
+    Case("octet stream", PAPER, {"content_type": "application/octet-stream"}, has=("[page 2]",)),
+    Case("download", PAPER, {"content_type": "application/force-download"}, has=("[page 2]",)),
+    Case("no type", PAPER, {"content_type": ""}, has=("[page 2]",)),
+    Case("named HTML", PAPER, {"content_type": "text/html"}, has=("[page 2]",)),
+    Case("named plain text", b"\n" + PAPER, {"content_type": "text/plain"}, has=("[page 2]",)),
+    Case("bytes before it", b"\n\0\xff" + PAPER, {"content_type": "application/octet-stream"}, has=("[page 2]",)),
+    Case("compressed", gzip.compress(PAPER), {**PDF_TYPE, "content_encoding": "gzip"}, has=("[page 2]",)),
+    Case("page without text", pdf(["One.", "", "Three."]), PDF_TYPE, has=("[page 1]\nOne.\n\n[page 3]\nThree.",)),
+    Case(
+        "text about PDF", "A file begins with %PDF-1.7.", {"content_type": "text/plain"}, has=("begins with %PDF-1.7.",)
+    ),
+    Case("password", pdf(["x"], password="secret"), PDF_TYPE, error="fetch error: the PDF is protected by a password"),
+    Case(
+        "scan",
+        pdf(["", ""]),
+        PDF_TYPE,
+        error=r"fetch error: the PDF has no text on its 2 pages, only pictures \(a scan\)",
+    ),
+    Case("damaged", PAPER[:200], PDF_TYPE, error="fetch error: the PDF is damaged and cannot be read: .+"),
+    Case(
+        "garbage",
+        b"%PDF-1.4\n" + b"\0garbage" * 99,
+        PDF_TYPE,
+        error="fetch error: the PDF is damaged and cannot be read: .+",
+    ),
+    Case("HTML named PDF", "<p>Sign in", PDF_TYPE, error="fetch error: the PDF is damaged and cannot be read: .+"),
+    Case("bomb", bomb(100, b" "), PDF_TYPE, error="fetch error: the PDF (is damaged|takes more time or memory).+"),
+    Case(
+        "octet stream that is none",
+        b"MZ\x90\0" * 999,
+        {"content_type": "application/octet-stream"},
+        error="fetch error: the content type 'application/octet-stream' is not text",
+    ),
+    Case(
+        "short octet stream",
+        b"MZ",
+        {"content_type": "application/octet-stream"},
+        error="fetch error: the content type 'application/octet-stream' is not text",
+    ),
+]
+
+
 KINDS = {
+    "pdf": PDF,
     "encoding": ENCODINGS,
     "comments": COMMENTS,
     "json-ld": JSON_LD,
@@ -377,3 +436,46 @@ async def test_links_are_listed_behind_the_text_when_asked(site: Any, reply: Any
     assert plain.data["links"] == listed.data["links"] == [{"text": "report", "url": site.url("/report")}]
     site.replies["/"] = reply(STORY)
     assert (await run(WebFetch(url=site.url(), links=True))).text.endswith("\n[the page's text has no links]")
+
+
+async def test_pdf_is_read_part_by_part(site: Any, reply: Any, fetcher: Any) -> None:
+    pages = [f"Page {n} tells of the lock. " * 20 for n in range(5)]
+    site.replies["/"] = reply(pdf(pages, "On locks"), content_type="application/pdf")
+    run = fetcher([f"127.0.0.1:{site.port}"], max_chars=700)
+    offset, seen = 0, ""
+    while offset is not None:
+        result = await run(WebFetch(url=site.url(), offset=offset))
+        offset = result.data["next_offset"]
+        seen += result.text.partition("Extracted text:\n")[2]
+    assert [f"[page {n}]" in seen for n in range(1, 6)] == [True] * 5
+    assert seen.count("tells of the lock") == 100
+    assert result.data["title"] == "On locks"
+    assert result.data["content_type"] == "application/pdf"
+
+
+async def test_pdf_over_the_size_limit_is_refused(site: Any, reply: Any, fetcher: Any) -> None:
+    site.replies["/"] = reply(PAPER, content_type="application/pdf")
+    allowed = [f"127.0.0.1:{site.port}"]
+    with pytest.raises(ToolError, match=r"^fetch error: the PDF is larger than the limit of 500 bytes$"):
+        await fetcher(allowed, max_pdf_bytes=500)(WebFetch(url=site.url()))
+    assert "[page 2]" in (await fetcher(allowed, max_bytes=500)(WebFetch(url=site.url()))).text
+
+
+async def test_pdf_of_many_pages_is_read_until_half_of_the_time(site: Any, reply: Any, fetcher: Any) -> None:
+    page = "\n".join(f"Line {n} of a page." for n in range(60))
+    site.replies["/"] = reply(pdf([page] * 3_000), content_type="application/pdf")
+    result = await fetcher([f"127.0.0.1:{site.port}"], timeout=12)(WebFetch(url=site.url()))
+    assert re.search(r"left out; go on with offset \d+; the PDF has 3000 pages, of which \d+ were read\]$", result.text)
+    assert result.data["truncated"] is True
+
+
+async def test_pdf_that_is_slow_is_left_and_others_are_read(site: Any, reply: Any, fetcher: Any) -> None:
+    site.replies["/slow"] = reply(bomb(8, b"BT (a) Tj ET "), content_type="application/pdf")
+    site.replies["/"] = reply(PAPER, content_type="application/pdf")
+    allowed = [f"127.0.0.1:{site.port}"]
+    slow = [fetcher(allowed, timeout=4)(WebFetch(url=site.url("/slow"))) for _ in range(3)]
+    for failed in await asyncio.gather(*slow, return_exceptions=True):
+        assert re.match(r"fetch (timeout after 4s|error: the PDF takes more time or memory)", str(failed))
+    assert "[page 2]" in (await fetcher(allowed)(WebFetch(url=site.url()))).text
+    readers = [child.cmdline() for child in psutil.Process().children()]
+    assert not [command for command in readers if "shared.reading.pdf_child" in command]

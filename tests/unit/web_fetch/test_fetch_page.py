@@ -99,7 +99,7 @@ async def test_an_http_error_is_its_number_and_is_not_tried_again(
 
 
 @pytest.mark.parametrize(
-    "kind", ["image/png", "application/pdf", "application/octet-stream", "video/mp4", "application/zip", "audio/mpeg"]
+    "kind", ["image/png", "application/octet-stream", "video/mp4", "application/zip", "audio/mpeg"]
 )
 async def test_what_is_not_text_is_refused_before_it_is_read(kind: str, site: Any, fetch: Any) -> None:
     async def endless(writer: asyncio.StreamWriter) -> None:
