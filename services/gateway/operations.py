@@ -10,7 +10,7 @@ from typing import Any
 
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, TransientError
 from shared.participant.files import OPERATION, Files, FilesRefused, FilesUnavailable, open_files, recorded
 from shared.participant.tool import OUTCOME_UNKNOWN
 from shared.participant.tool_client import Caller, Trail
@@ -114,7 +114,7 @@ async def files_now(gateway: Gateway, user_id: str, files: Iterable[Mapping[str,
     deleted. While the memory is away, each has only what its turn recorded."""
     found = {str(file["id"]): {**file, "deleted": False} for file in files}
     ids = list(found)
-    with contextlib.suppress(ApiError):
+    with contextlib.suppress(ApiError, TransientError):
         for start in range(0, len(ids), _MOST_IDS):
             async with memory_files(gateway) as memory:
                 now = await memory.operate(user_id, op="get", ids=ids[start : start + _MOST_IDS])

@@ -30,6 +30,7 @@ from services.gateway.shapes.sessions import (
     TurnTold,
 )
 from services.gateway.versions import tip_of
+from shared.errors import TransientError
 from shared.participant.tool_client import Caller
 from shared.records.sessions import MAX_TURNS, SessionInfo, words_of
 
@@ -179,6 +180,9 @@ async def _messages(
         found = await operate_for(gateway, "generator", caller, args, _MESSAGES_SECONDS)
     except ApiError as exc:
         return None, exc.message
+    except TransientError as exc:
+        # The turns can be read from a bus that takes no writes; the generator cannot be asked there.
+        return None, str(exc)
     # a session that was deleted meanwhile
     return (found["messages"], None) if found["found"] else ([], None)
 
