@@ -384,7 +384,8 @@ class RewardEvent(Payload):
 
 
 class MemorySave(Payload):
-    """A sentence or a topic's content to be remembered; `recorded` is when it was accepted, in ms."""
+    """A sentence or a topic's content to be remembered; `recorded` is when it was accepted, in ms. `time_zone`: IANA
+    name of the user's zone."""
 
     id: str
     user_id: str
@@ -394,6 +395,7 @@ class MemorySave(Payload):
     session_id: str = ""
     query_id: str = ""
     recorded: int
+    time_zone: str = ""
 
 
 class MemoryClassify(Payload):

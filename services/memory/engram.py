@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Literal
 
 import orjson
 
 from shared.contracts import ResponseGeneration, Winner
+from shared.zones import first_zone, local_time
 
 Kind = Literal["turn", "note", "topic"]
 NoteKind = Literal["critique", "pairwise", "reward", "class"]
@@ -64,7 +66,8 @@ def merged(one: Notes, other: Notes) -> dict[str, Note]:
 
 @dataclass(frozen=True, slots=True)
 class Engram:
-    """`time` is when it was said, `recorded` when it entered the memory; both in ms since the epoch.
+    """`time` is when it was said, `recorded` when it entered the memory; both in ms since the epoch. `time_zone`: IANA
+    name of the user's zone at that time; empty: UTC.
 
     before: the turn before it in the session, by whose words it is found too; follows: the id of that one's engram.
     tainted: its answer used what strangers may have written.
@@ -92,6 +95,7 @@ class Engram:
     finish_reason: str = ""
     tainted: bool = False
     echo: bool = False
+    time_zone: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: Notes = field(default_factory=dict)
 
@@ -128,6 +132,11 @@ class Engram:
     def shown(self) -> bool:
         """Whether the user saw it. Respondent B's answers are only compared with those that the user saw."""
         return self.respondent_id != "B"
+
+    @property
+    def said_at(self) -> datetime:
+        """The user's local time when it was said: the date under which it is embedded and indexed."""
+        return local_time(self.time, first_zone(self.time_zone))
 
     def annotated(self, notes: Notes) -> Engram:
         together = merged(self.notes, notes)
@@ -176,7 +185,7 @@ class Engram:
 
 _BODY = (
     "query_id", "query", "answer", "content", "topic", "before", "follows", "generator_id", "model", "options",
-    "tool_calls", "finish_reason", "echo", "metadata",
+    "tool_calls", "finish_reason", "echo", "time_zone", "metadata",
 )  # fmt: skip
 
 
@@ -206,6 +215,7 @@ def of_response(response: ResponseGeneration, time_ms: int, before: str = "", fo
             for c in calls
         ),
         finish_reason=response.finish_reason,
+        time_zone=response.time_zone,
         tainted=any(call.tool not in OWN_TOOLS or _recalled_taint(call.data) for call in used),
         echo=bool(calls) and all(call.tool in RECALLING for call in calls),
     )  # fmt: skip

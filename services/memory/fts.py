@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from services.memory.periods import Period
 from services.memory.text import rare_words
 
 # The version of the files' schema and of the words in them: after a change, every file is built anew from the store.
-VERSION = 7
+VERSION = 8
 # Words of a query that are looked up. A word that so many engrams have, or more, is common: it tells the least, and how
 # many have it is estimated from how densely the first of them lie. Where all words of a query are common, the newest
 # engrams are looked at that have them all.
@@ -33,6 +34,7 @@ CREATE TABLE owner(user_id TEXT NOT NULL);
 CREATE TABLE engram(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, turn TEXT NOT NULL, before TEXT NOT NULL,
     data TEXT NOT NULL, vector BLOB, model TEXT NOT NULL, talk TEXT NOT NULL, time INTEGER NOT NULL);
 CREATE INDEX talks ON engram(talk, time, n) WHERE talk != '';
+CREATE INDEX times ON engram(time, n) WHERE turn != '';
 CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_rowid='n',
     tokenize='unicode61 remove_diacritics 0');
 PRAGMA user_version = {VERSION};
@@ -52,7 +54,7 @@ iif(common%(n)d IS NULL,
 _NEWEST = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT ?"
 # What came before the turn before stands in the row of that one.
 _SEEN = f"""
-SELECT one.n, one.id, one.turn, one.before, (SELECT before FROM engram
+SELECT one.n, one.id, one.time, one.turn, one.before, (SELECT before FROM engram
     WHERE talk = one.talk AND talk != '' AND (time, n) < (one.time, one.n) ORDER BY time DESC, n DESC LIMIT 1),
     one.data, one.vector, one.model, (SELECT json_group_array(id) FROM (SELECT id FROM engram
     WHERE talk = one.talk AND talk != '' AND (time, n) > (one.time, one.n) ORDER BY time, n LIMIT {BESIDE}))
@@ -82,7 +84,7 @@ class Entry:
 class Seen(NamedTuple):
     """An engram as a search sees it. `score` (0…1) is the share of the query's words, by their rarity, that it has;
     `later` are the next turns of its talk, at most BESIDE; `rare`: whether it, or the turn before it, has a rare word
-    of the query; the rest is what was added with it."""
+    of the query, or whether it lies in the query's period; the rest is what was added with it."""
 
     id: str
     score: float
@@ -94,12 +96,27 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """`rarity`: what each word of the query is worth; what no engram has counts, too. `rare`: see `rare_words`."""
+class Sought:
+    """What a query seeks.
 
-    hits: Sequence[Seen] = field(default_factory=list)
+    rarity: the worth of each word; a word that no engram has counts, too. rare: see `rare_words`. period: the one that
+    the query names. period_worth: its worth beside that of the words.
+    """
+
     rarity: Mapping[str, float] = field(default_factory=dict)
     rare: Set[str] = frozenset()
+    period: Period | None = None
+    period_worth: float = 0.0
+
+    def has(self, time: int) -> bool:
+        """Return whether a moment (ms) lies in the period."""
+        return self.period is not None and self.period.start <= time < self.period.end
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    hits: Sequence[Seen] = field(default_factory=list)
+    sought: Sought = Sought()
 
 
 # As it is written: id, words of the turn, words of the turn before, data, vector, model, talk, time.
@@ -151,16 +168,27 @@ def overwritten(db: sqlite3.Connection, table: str, *, begin: bool) -> bool:
     return db.total_changes - before < 2
 
 
-def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
+_DURING = "FROM engram WHERE turn != '' AND time >= ? AND time < ?"
+
+
+def search(db: sqlite3.Connection, words: Sequence[str], limit: int, period: Period | None = None) -> Found:
     # the highest number in place of how many there are: counting would take longer than all the rest
     (last,) = db.execute("SELECT max(n) FROM engram").fetchone()
-    if last is None or not words:
+    if last is None or not (words or period):
         return Found()
     quoted = [f'"{word}"' for word in words]
-    places = _places(db, quoted)
+    places = _places(db, quoted) if quoted else []
     counts = [place.count(last) for place in places]
-    rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in zip(words, counts, strict=True)}
+    rarity = {word: _worth(n, last) for word, n in zip(words, counts, strict=True)}
     telling = [(rarity[word], place) for word, place in zip(words, places, strict=True) if place.anywhere]
+    worth = 0.0
+    if period is not None:
+        (count,) = db.execute(f"SELECT count(*) {_DURING}", period).fetchone()
+        worth = _worth(count, last)
+        if count and (count < COMMON or not telling):
+            newest = f"SELECT n {_DURING} ORDER BY time DESC, n DESC LIMIT ?"
+            during = [n for (n,) in db.execute(newest, (*period, COMMON))]
+            telling.append((worth, _Place(None, during, during)))
     if not telling and any(counts):
         there = sorted((count, one) for count, one in zip(counts, quoted, strict=True) if count)
         telling = [(1.0, _newest(db, _narrowed(db, [one for _, one in there])))]
@@ -171,19 +199,22 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
                 scores[n] += part
     best = _best(scores, limit)
     rows = {row[0]: row for row in db.execute(_SEEN % ("n", _marks(best)), best)}
-    share = _sharing(rarity)
     # a common word is not rare, and its exact count is not known
     exact = {word: len(place.itself) for word, place in zip(words, places, strict=True) if place.common is None}
-    rare = rare_words(exact, last)
-    return Found([_seen(rows[n], share, rare) for n in best], rarity, rare)
+    sought = Sought(rarity, rare_words(exact, last), period, worth)
+    share = _sharing(sought)
+    return Found([_seen(rows[n], share, sought) for n in best], sought)
 
 
-def seen(
-    db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float], rare: Set[str] = frozenset()
-) -> list[Seen]:
+def seen(db: sqlite3.Connection, ids: Sequence[str], sought: Sought) -> list[Seen]:
     """Those of the engrams that are there."""
-    share = _sharing(rarity)
-    return [_seen(row, share, rare) for row in db.execute(_SEEN % ("id", _marks(ids)), list(ids))]
+    share = _sharing(sought)
+    return [_seen(row, share, sought) for row in db.execute(_SEEN % ("id", _marks(ids)), list(ids))]
+
+
+def _worth(count: int, last: int) -> float:
+    """Return what a word is worth that `count` of `last` engrams have: rare words are worth more."""
+    return math.log(1 + (max(0, last - count) + 0.5) / (count + 0.5))
 
 
 def _best(scores: Mapping[int, float], limit: int) -> list[int]:
@@ -194,10 +225,10 @@ def _best(scores: Mapping[int, float], limit: int) -> list[int]:
     return [n for _, n in sorted(high, reverse=True)[:limit]]
 
 
-def _seen(row: Any, share: Callable[[str, str, str], float], rare: Set[str]) -> Seen:
-    _, id_, turn, before, earlier, data, vector, model, later = row
-    has_rare = bool(rare) and not rare.isdisjoint(f"{turn} {before}".split())
-    return Seen(id_, share(turn, before, earlier or ""), data, vector, model, orjson.loads(later), has_rare)
+def _seen(row: Any, share: Callable[[int, str, str, str], float], sought: Sought) -> Seen:
+    _, id_, time, turn, before, earlier, data, vector, model, later = row
+    rare = sought.has(time) or (bool(sought.rare) and not sought.rare.isdisjoint(f"{turn} {before}".split()))
+    return Seen(id_, share(time, turn, before, earlier or ""), data, vector, model, orjson.loads(later), rare)
 
 
 _WINDOW = """
@@ -274,17 +305,17 @@ def _narrowed(db: sqlite3.Connection, common: Sequence[str]) -> str:
     return expression
 
 
-def _sharing(rarity: Mapping[str, float]) -> Callable[[str, str, str], float]:
-    """How much of the words a turn and the two turns before it have, by what they are worth, 0…1."""
-    if not rarity:
-        return lambda _turn, _before, _earlier: 0.0
+def _sharing(sought: Sought) -> Callable[[int, str, str, str], float]:
+    """How much of what is sought a turn has, with the words of the two turns before it, by what it is worth, 0…1."""
     # words stand between single spaces
-    words = [(f" {word} ", value) for word, value in rarity.items()]
-    total = sum(rarity.values())
+    words = [(f" {word} ", value) for word, value in sought.rarity.items()]
+    total = sum(sought.rarity.values()) + sought.period_worth
+    if not total:
+        return lambda _time, _turn, _before, _earlier: 0.0
 
-    def share(turn: str, before: str, earlier: str) -> float:
+    def share(time: int, turn: str, before: str, earlier: str) -> float:
         turn, before, earlier = f" {turn} ", f" {before} ", f" {earlier} "
-        found = 0.0
+        found = sought.period_worth if sought.has(time) else 0.0
         for word, value in words:
             if word in turn:
                 found += value

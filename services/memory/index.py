@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,7 +42,6 @@ _PATIENCE = 1.0
 
 
 def entry(engram: Engram, vector: Vector | None = None) -> Entry:
-    at = datetime.fromtimestamp(engram.time / 1000, UTC)
     data = orjson.dumps(engram.flat()).decode()
     # half precision is enough to compare by
     place, model = None, ""
@@ -52,7 +50,7 @@ def entry(engram: Engram, vector: Vector | None = None) -> Entry:
     if not engram.shown:
         # No search and no conversation finds it. Its data is kept for a repair of the store.
         return Entry(engram.id, "", "", data, place, model, "", engram.time)
-    text = keyword_text(*engram.said(), at)
+    text = keyword_text(*engram.said(), engram.said_at)
     return Entry(engram.id, text, engram.before, data, place, model, talk_of(engram), engram.time)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from services.memory.classify import Classifier, by_rules
@@ -46,7 +45,7 @@ R = TypeVar("R")
 
 def embedded_text(engram: Engram) -> str:
     query, answer = engram.said()
-    return dense_text(query, answer, datetime.fromtimestamp(engram.time / 1000, UTC))
+    return dense_text(query, answer, engram.said_at)
 
 
 class Ingest:
@@ -212,5 +211,6 @@ def saved(wish: MemorySave) -> Engram:
         session_id=wish.session_id,
         query_id=wish.query_id,
         content=wish.content,
+        time_zone=wish.time_zone,
     )
     return replace(engram, id=topic_id(wish.user_id, wish.topic), topic=wish.topic) if wish.kind == "topic" else engram

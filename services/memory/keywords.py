@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from services.memory.fts import (
     Entry,
     Found,
     Seen,
+    Sought,
     delete,
     insert,
     overwritten,
@@ -31,10 +32,11 @@ from services.memory.fts import (
     seen,
     windows,
 )
+from services.memory.periods import Period
 from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
 
-__all__ = ["Entry", "Found", "KeywordIndex", "KeywordIndexDamaged", "Seen"]
+__all__ = ["Entry", "Found", "KeywordIndex", "KeywordIndexDamaged", "Seen", "Sought"]
 
 # Databases held open at the same time.
 OPEN_FILES = 32
@@ -113,21 +115,20 @@ class KeywordIndex:
         with self._lock:
             self._drop(user_id)
 
-    def search(self, user_id: str, query: str, limit: int) -> Found:
-        """The engrams that share words with the query, best first. Raises KeywordIndexDamaged."""
-        words = query_tokens(query)[:MAX_WORDS]
-        with self._there(user_id) as db:
-            return Found() if db is None or limit < 1 else search(db, words, limit)
+    def search(self, user_id: str, query: str, limit: int, period: Period | None = None) -> Found:
+        """Return the engrams that share words with the query, best first.
 
-    def seen(
-        self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float], rare: Set[str] = frozenset()
-    ) -> list[Seen]:
-        """Return those of the engrams that are there, scored by the words of a search.
-
-        rarity, rare: of that search (`Found`). Raises KeywordIndexDamaged.
+        period: the one that the query names; an engram of that time has one more of the query's words. Raises
+        KeywordIndexDamaged.
         """
+        words = query_tokens(query, dated=period is not None)[:MAX_WORDS]
         with self._there(user_id) as db:
-            return [] if db is None else seen(db, ids, rarity, rare)
+            return Found() if db is None or limit < 1 else search(db, words, limit, period)
+
+    def seen(self, user_id: str, ids: Sequence[str], sought: Sought) -> list[Seen]:
+        """Return those of the engrams that are there, scored by what a search seeks. Raises KeywordIndexDamaged."""
+        with self._there(user_id) as db:
+            return [] if db is None else seen(db, ids, sought)
 
     def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         """What was said round each of the engrams: see `fts.windows`. Raises KeywordIndexDamaged."""

@@ -10,7 +10,6 @@ from base64 import b64encode
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import orjson
@@ -28,11 +27,13 @@ from services.memory.store import StoreUnavailable
 from services.memory.telling import brief, data_of, told, whole
 from services.memory.tools import MAX_CONTENT, MAX_QUERIES, MemoryTools, checked_topic
 from shared.contracts import ToolRequest
+from shared.envelope import now_ms
 from shared.errors import ModelError, ToolError
 from shared.llm.port import ContextOverflow, ModelRejected
 from shared.participant.retention import Retention
 from shared.participant.service import Context
 from shared.participant.tool import OUTCOME_UNKNOWN, Tool, ToolResult
+from shared.zones import first_zone, local_time
 
 NAME = "memory_manage"
 # A page's JSON goes through Redis: it ends before it is larger than this, unless one engram alone is.
@@ -122,9 +123,10 @@ class Manage:
     async def _search(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
         settings = self._context.settings
         queries = tuple(dict.fromkeys((args.query, *args.queries)))
-        wanted = Wanted(queries, min(args.limit, MOST), args.hybrid, args.do_rerank, args.log)
+        zone = first_zone(request.time_zone, settings.zone)
+        wanted = Wanted(queries, min(args.limit, MOST), args.hybrid, args.do_rerank, args.log, zone)
         found = await self._recall.search(request.user_id, wanted, settings)
-        return {**data_of(found), "text": told(found, settings, datetime.now(UTC))}
+        return {**data_of(found), "text": told(found, settings, local_time(now_ms(), zone))}
 
     async def _list(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
         await self._indexed()
@@ -195,7 +197,8 @@ class Manage:
                 errors.append({"line": number, "message": str(exc)})
                 continue
             user_id = (line.user_id or request.user_id) if args.all_users else request.user_id
-            engram = engram_of(line, user_id, now, self._old_id(line.metadata.get("id"), user_id, args.all_users))
+            old_id = self._old_id(line.metadata.get("id"), user_id, args.all_users)
+            engram = engram_of(line, user_id, now, old_id, request.time_zone)
             by_user.setdefault(user_id, {})[engram.id] = engram
         imported = there = 0
         owner = self._keeper.index.catalog.owner

@@ -29,6 +29,7 @@ _FIELDS = (
     "follows",
     "tainted",
     "echo",
+    "time_zone",
 )
 
 
@@ -96,8 +97,11 @@ def read_line(raw: Any) -> Line:
     return line
 
 
-def engram_of(line: Line, user_id: str, recorded: int, engram_id: str | None = None) -> Engram:
-    """`engram_id`: the one it had, where it may have that again."""
+def engram_of(line: Line, user_id: str, recorded: int, engram_id: str | None = None, time_zone: str = "") -> Engram:
+    """Return the engram of a line.
+
+    engram_id: the one it had, where it may have that again. time_zone: of a line that names none.
+    """
     time_ms = recorded if line.time is None else line.time
     metadata = dict(line.metadata)
     metadata.pop("id", None)
@@ -108,6 +112,7 @@ def engram_of(line: Line, user_id: str, recorded: int, engram_id: str | None = N
         engram_id = imported_id(user_id, line.session_id, line.time or 0, line.query, line.answer, line.content)
     common: dict[str, Any] = {
         "id": engram_id, "user_id": user_id, "time": time_ms, "recorded": recorded, "session_id": line.session_id,
+        "time_zone": str(known.get("time_zone") or time_zone),
     }  # fmt: skip
     if line.topic:
         return Engram(

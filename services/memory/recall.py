@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import zip_longest
 
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram
 from services.memory.index import Index, engrams_of, similarities
 from services.memory.keywords import Found, KeywordIndex, Seen
+from services.memory.periods import Period, period_of
 from services.memory.ranking import Candidate, Hit, Weights, lifts, min_score_for, promising, rank
 from services.memory.rerank import Reranker, RerankFailed
 from services.memory.settings import MemorySettings
@@ -19,6 +19,7 @@ from services.memory.store import Near, Store, StoreUnavailable
 from services.memory.vectors import Vector
 from shared.envelope import now_ms
 from shared.telemetry.logging import get_logger
+from shared.zones import local_date
 
 log = get_logger()
 
@@ -41,7 +42,7 @@ class Wanted:
     """What is searched, and how. None: as the settings say.
 
     queries: several are merged, and each engram is told once. n_results: most hits of each. log: with the turns round
-    each hit.
+    each hit. zone: IANA name of the zone in which the queries name days.
     """
 
     queries: tuple[str, ...]
@@ -49,6 +50,7 @@ class Wanted:
     hybrid: bool | None = None
     do_rerank: bool | None = None
     log: bool = False
+    zone: str = "UTC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,15 @@ class Recalled:
     degraded: str | None = None
     reranked: Reranked | None = None
     log: list[list[Engram]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A query. words: the text without the period that it names."""
+
+    text: str
+    words: str
+    period: Period | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +124,24 @@ class Recall:
         rerank = settings.do_rerank if wanted.do_rerank is None else wanted.do_rerank
         pool = max(count, settings.rerank_pool) if rerank else count
         hybrid = settings.hybrid if wanted.hybrid is None else wanted.hybrid
-        each = await asyncio.gather(*(self._one(user_id, query, settings, pool, hybrid) for query in wanted.queries))
+        asked = [period_of(query, now_ms(), wanted.zone) for query in wanted.queries]
+        each = await asyncio.gather(
+            *(
+                self._one(user_id, _Query(query, words, period), settings, pool, hybrid)
+                for query, (period, words) in zip(wanted.queries, asked, strict=True)
+            )
+        )
         hits = _merged([one.hits for one in each])
         reranked = None
         if rerank:
             hits = hits[: max(most, pool)]
-            hits, reranked = await self._reranked(" / ".join(wanted.queries), hits, settings)
+            hits, reranked = await self._reranked(" / ".join(wanted.queries), hits, settings, wanted.zone)
         hits = hits[:most]
         log = await self._round(user_id, hits) if wanted.log else None
         return Recalled(hits, next((one.degraded for one in each if one.degraded), None), reranked, log)
 
     async def _reranked(
-        self, query: str, hits: list[tuple[Hit, Engram]], settings: MemorySettings
+        self, query: str, hits: list[tuple[Hit, Engram]], settings: MemorySettings, zone: str
     ) -> tuple[list[tuple[Hit, Engram]], Reranked]:
         """What helps, most helpful first; as it was, where that cannot be said."""
         reranker = self._rerankers.get(settings.rerank)
@@ -132,7 +149,7 @@ class Recall:
             return hits, Reranked(settings.rerank, len(hits), "not reranked: memory's setting rerank is none")
         if not hits:
             return hits, Reranked(reranker.name, 0)
-        texts = ["\n".join((_day(engram), *filter(None, engram.said()))) for _, engram in hits]
+        texts = ["\n".join((f"{local_date(engram.time, zone)}", *filter(None, engram.said()))) for _, engram in hits]
         try:
             order = await reranker.order(query, texts, settings)
         except RerankFailed as exc:
@@ -148,7 +165,7 @@ class Recall:
         found = [[engrams[one] for one in talk if one in engrams] for talk in talks]
         return [talk for talk in found if talk]
 
-    async def _one(self, user_id: str, query: str, settings: MemorySettings, count: int, hybrid: bool) -> Recalled:
+    async def _one(self, user_id: str, query: _Query, settings: MemorySettings, count: int, hybrid: bool) -> Recalled:
         """The best `count` for one query."""
         least = min_score_for(self._embedder.using) if settings.min_score is None else settings.min_score
         weights = settings.weights if hybrid else settings.weights.model_copy(update={"keyword": 0.0})
@@ -188,16 +205,19 @@ class Recall:
             hits = rank(echoes, weights, top_k=count, min_score=least)
         return Recalled([(hit, engrams[hit.id]) for hit in hits], brought.degraded)
 
-    async def _brought(self, user_id: str, query: str, limit: int, hybrid: bool) -> _Brought:
+    async def _brought(self, user_id: str, query: _Query, limit: int, hybrid: bool) -> _Brought:
         """What both searches bring; they run at the same time."""
 
+        def search(words: KeywordIndex) -> Found:
+            return words.search(user_id, query.words, limit, query.period)
+
         async def words() -> Found:
-            return await self._index.look(user_id, lambda words: words.search(user_id, query, limit)) or Found()
+            return await self._index.look(user_id, search) or Found()
 
         if hybrid:
-            (near, vector, degraded), found = await asyncio.gather(self._dense(user_id, query, limit), words())
+            (near, vector, degraded), found = await asyncio.gather(self._dense(user_id, query.text, limit), words())
         else:
-            near, vector, degraded = await self._dense(user_id, query, limit)
+            near, vector, degraded = await self._dense(user_id, query.text, limit)
             # without a vector there is nothing else to go by
             found = await words() if vector is None else Found()
         return _Brought(near, vector, found, degraded)
@@ -227,14 +247,14 @@ def _weighed(
     words: KeywordIndex, user_id: str, brought: _Brought, weights: Weights, least: float
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     """What both searches bring, with what lifts it; and what is kept of each, by id."""
-    hits, rarity, rare = brought.words.hits, brought.words.rarity, brought.words.rare
+    hits, sought = brought.words.hits, brought.words.sought
     by_word = {one.id for one in hits}
-    near = words.seen(user_id, [one.id for one in brought.near if one.id not in by_word], rarity, rare)
+    near = words.seen(user_id, [one.id for one in brought.near if one.id not in by_word], sought)
     found = brought.candidates(near)
     there = {one.id: one for one in (*hits, *near)}
     best = [one.id for one in _promising(found, weights, least)[:_FOLLOWED]]
     after = {later for one in best if one in there for later in there[one].later if later not in found}
-    others = words.seen(user_id, list(after), rarity, rare)
+    others = words.seen(user_id, list(after), sought)
     known = _similarities(others, brought.vector)
     for one in others:
         found[one.id] = Candidate(one.id, known.get(one.id), keyword_score=one.score or None, rare_word=one.rare)
@@ -266,7 +286,3 @@ def _merged(each: Sequence[Sequence[tuple[Hit, Engram]]]) -> list[tuple[Hit, Eng
         for hit, engram in sorted(filter(None, row), key=lambda one: -one[0].score):
             merged.setdefault(engram.id, (hit, engram))
     return list(merged.values())
-
-
-def _day(engram: Engram) -> str:
-    return f"{datetime.fromtimestamp(engram.time / 1000, UTC):%Y-%m-%d}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from services.memory.engram import Engram
@@ -22,19 +22,19 @@ _LOG = "=== CONVERSATION LOGS ==="
 
 
 def told(recalled: Recalled, settings: MemorySettings, today: datetime) -> str:
-    """The result text of search_memory."""
+    """Return the result text of search_memory. today: the time in the zone of the user, in which all dates are told."""
     if not recalled.hits:
         return NOTHING
     lines = [f"[Memory recall — {today:%Y-%m-%d}]", ""]
     for number, (hit, engram) in enumerate(recalled.hits, start=1):
-        lines.append(f"{number}. (relevance: {hit.score:.2f}) {_date(engram.time)}")
+        lines.append(f"{number}. (relevance: {hit.score:.2f}) {_local(engram, today):%Y-%m-%d}")
         lines += [f"   {line}" for line in _said(engram, settings)]
         if hit.mark is not None:
             lines.append(f"   {_rating(hit.mark, engram)}")
-    return "\n".join([*lines, *_log(recalled, settings)])
+    return "\n".join([*lines, *_log(recalled, settings, today)])
 
 
-def _log(recalled: Recalled, settings: MemorySettings) -> list[str]:
+def _log(recalled: Recalled, settings: MemorySettings, today: datetime) -> list[str]:
     """What was said round the hits, word for word; of each conversation the turns nearest to a hit, as far as there is
     room."""
     if not recalled.log:
@@ -43,9 +43,9 @@ def _log(recalled: Recalled, settings: MemorySettings) -> list[str]:
     sizes = [sum(len(text) for engram in talk for text in _exactly(engram)) for talk in recalled.log]
     for talk, room in zip(recalled.log, _rooms(sizes, settings.log_chars), strict=True):
         shown = _fitting(talk, hits, room)
-        lines += ["", f"[session {talk[0].session_id}, {_date(talk[0].time)}]"]
+        lines += ["", f"[session {talk[0].session_id}, {_local(talk[0], today):%Y-%m-%d}]"]
         for engram, texts in shown:
-            lines += [f"{datetime.fromtimestamp(engram.time / 1000, UTC):%Y-%m-%d %H:%M}", *texts]
+            lines += [f"{_local(engram, today):%Y-%m-%d %H:%M}", *texts]
         if left := len(talk) - len(shown):
             lines.append(f"({left} more turns of this conversation had no room)")
     return lines
@@ -131,8 +131,9 @@ def _line(text: str, most: int) -> str:
     return flat if len(flat) <= most else flat[: most - 1].rstrip() + "…"
 
 
-def _date(time_ms: int) -> str:
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d}"
+def _local(engram: Engram, today: datetime) -> datetime:
+    """When it was said, in the zone of today's date."""
+    return datetime.fromtimestamp(engram.time / 1000, today.tzinfo)
 
 
 # ── for programs ─────────────────────────────────────────────────────────────────────────────────────────────

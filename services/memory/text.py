@@ -38,6 +38,11 @@ tell than that the their theirs them then there these they this those to too und
 what when where which while who whom whose why will with would you your yours remember recall say said know
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
+# Words that say no more than that there was a conversation, in a question that names its time.
+_TALKING = frozenset(
+    {"ask", "asked", "asking", "chat", "chatted", "conversation", "conversations", "discuss", "discussed", "happen",
+     "happened", "mention", "mentioned", "speak", "spoke", "talk", "talked", "talking"}
+)  # fmt: skip
 
 # Forms of English words that no rule of endings brings together: a question asks "did you buy" for what was "bought".
 _FORMS = """
@@ -69,11 +74,15 @@ def tokens(text: str) -> list[str]:
     return [part for word in _WORD.findall(_fold(text)) for part in _parts(word)]
 
 
-def query_tokens(text: str) -> list[str]:
-    """The different words that a query is searched by: without stop words, unless it has no others."""
+def query_tokens(text: str, *, dated: bool = False) -> list[str]:
+    """Return the different words that a query is searched by: without stop words, unless it has no others.
+
+    dated: the query names a period, which was taken out of the text: the query may have no other words.
+    """
     words = _WORD.findall(_fold(text))
     telling = {"may"} if _MAY.search(text) else frozenset()
-    chosen = [word for word in words if word not in STOP_WORDS or word in telling] or words
+    left_out = STOP_WORDS | _TALKING if dated else STOP_WORDS
+    chosen = [word for word in words if word not in left_out or word in telling] or ([] if dated else words)
     return list(dict.fromkeys(part for word in chosen for part in _parts(word)))
 
 

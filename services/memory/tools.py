@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
@@ -18,10 +17,12 @@ from services.memory.store import StoreUnavailable
 from services.memory.telling import NOTHING, data_of, told
 from services.memory.vectors import NO_VECTOR
 from shared.contracts import MEMORY_SAVE, MemorySave, ToolRequest
+from shared.envelope import now_ms
 from shared.errors import ToolError
 from shared.participant.service import Context
 from shared.participant.tool import Tool, ToolResult
 from shared.telemetry.logging import get_logger
+from shared.zones import first_zone, local_time
 
 log = get_logger()
 
@@ -71,9 +72,9 @@ class SearchMemory(_Args):
             return {**values, "query": several[0], "queries": several[1:]}
         return {**values, "queries": several}
 
-    def wanted(self) -> Wanted:
+    def wanted(self, zone: str) -> Wanted:
         queries = tuple(dict.fromkeys((self.query, *self.queries)))
-        return Wanted(queries, self.n_results, self.hybrid, self.do_rerank, self.log)
+        return Wanted(queries, self.n_results, self.hybrid, self.do_rerank, self.log, zone)
 
 
 class SaveMemory(_Args):
@@ -149,10 +150,11 @@ class MemoryTools:
     async def search(self, args: SearchMemory, request: ToolRequest) -> ToolResult:
         settings = self._context.settings
         try:
-            found = await self._recall.search(request.user_id, args.wanted(), settings)
+            zone = first_zone(request.time_zone, settings.zone)
+            found = await self._recall.search(request.user_id, args.wanted(zone), settings)
         except StoreUnavailable as exc:
             raise ToolError(_AWAY) from exc
-        return ToolResult(told(found, settings, datetime.now(UTC)), data_of(found))
+        return ToolResult(told(found, settings, local_time(now_ms(), zone)), data_of(found))
 
     async def save(self, args: SaveMemory, request: ToolRequest) -> ToolResult:
         digest = hashlib.sha256(f"{request.user_id}\0{request.call_id}".encode()).hexdigest()[:32]
@@ -192,6 +194,7 @@ class MemoryTools:
             session_id=request.session_id,
             query_id=request.query_id,
             recorded=await self._keeper.states.now(),
+            time_zone=first_zone(request.time_zone, self._context.settings.zone),
         )
         engram = saved(wish)
         if await self._keeper.ended(engram):

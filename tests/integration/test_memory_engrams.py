@@ -13,6 +13,7 @@ from support.waiting import eventually
 from shared.bus.keys import engram_key
 from shared.contracts import MEMORY_FORGET, QUERY_FORGET, MemoryForget, QueryForget, ToolCallRecord
 from shared.envelope import now_ms
+from shared.zones import local_date
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CAPITAL = ("The capital of Australia is Canberra, not Sydney.", "Right, Canberra is the capital of Australia.")
@@ -235,6 +236,32 @@ async def test_memories_are_found_by_the_turn_before_them(memory: MemoryClient) 
     await memory.idle()
     hits = (await memory.manage("search", query="Iceland Reykjavik harbour"))["hits"]
     assert [hit["id"] for hit in hits] == [second.response_id]
+
+
+@pytest.mark.parametrize(("zone", "day"), [("Australia/Sydney", "2023-11-15"), ("America/Los_Angeles", "2023-11-14")])
+async def test_recall_is_dated_in_the_zone_of_the_user(memory: MemoryClient, zone: str, day: str) -> None:
+    # 14 November 2023, 22:13 UTC
+    said = response(*CAPITAL, query_id="1700000000000-0", time_zone=zone)
+    await memory.publish(said)
+    await memory.idle()
+    query = f"What did I say on {int(day[-2:])} November 2023?"
+    answer = await memory.tool("search_memory", zone=zone, query=query)
+    (hit,) = answer.data["hits"]
+    assert (hit["id"], hit["why"]["keyword_score"]) == (said.response_id, 1.0)
+    assert answer.result.splitlines()[2].endswith(f" {day}")
+    (line,) = await memory.exported()
+    assert line["metadata"]["time_zone"] == zone
+
+
+@pytest.mark.parametrize("zone", ["Australia/Sydney", "America/Los_Angeles", "Pacific/Pago_Pago"])
+async def test_what_was_saved_today_is_found_by_that_word(memory: MemoryClient, zone: str) -> None:
+    await memory.tool("save_memory", zone=zone, content="The meeting is in Leipzig.")
+    today = f"{local_date(now_ms(), zone)}"
+    answer = await memory.tool("search_memory", zone=zone, query="What did I ask today?")
+    assert "The meeting is in Leipzig." in answer.result
+    assert answer.result.splitlines()[2].endswith(f" {today}")
+    assert answer.result.startswith(f"[Memory recall — {today}]")
+    assert (await memory.tool("search_memory", zone=zone, query="What did I ask last week?")).data["hits"] == []
 
 
 # ── topics and notes ─────────────────────────────────────────────────────────────────────────────────────────

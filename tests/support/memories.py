@@ -125,9 +125,11 @@ class MemoryClient:
 
         await eventually(done, timeout, "memory has finished everything")
 
-    async def tool(self, name: str, user: str = "ann", session: str = "s9", **args: Any) -> ToolResultMessage:
+    async def tool(
+        self, name: str, user: str = "ann", session: str = "s9", zone: str = "", **args: Any
+    ) -> ToolResultMessage:
         call_id = uuid.uuid4().hex
-        caller = Caller(query_id="1-1", session_id=session, user_id=user)
+        caller = Caller(query_id="1-1", session_id=session, user_id=user, time_zone=zone)
         return await self._tools.call(name, args, call_id=call_id, caller=caller, timeout=10)
 
     async def manage(self, op: str, user: str = "ann", **args: Any) -> dict[str, Any]:

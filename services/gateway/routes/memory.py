@@ -15,6 +15,7 @@ from services.gateway.auth import UserDep
 from services.gateway.body import MAX_DEPTH, JsonRoute, too_deep
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.keys import Principal
 from services.gateway.operations import memory_files, operate
 from services.gateway.schemas import LINES, Body, told
 from services.gateway.shapes.memory import (
@@ -70,6 +71,11 @@ class TopicBody(Body):
     content: str = Field(min_length=1, max_length=20_000, description="What is kept under the topic")
 
 
+def _zone(gateway: Gateway, user: Principal) -> str:
+    """Return the IANA name of a user's time zone."""
+    return user.time_zone or gateway.settings.zone
+
+
 def _there(found: dict[str, Any], what: str) -> dict[str, Any]:
     if not found.pop("found"):
         raise not_found(what)
@@ -95,7 +101,16 @@ async def search_memory(
     log: Annotated[bool, Query(description="Also the turns before and after each hit")] = False,
 ) -> Response:
     wanted: dict[str, Any] = {"queries": queries or [], "hybrid": hybrid, "do_rerank": do_rerank, "log": log}
-    found = await operate(gateway, _MEMORY, user.user_id, op="search", query=query, limit=n_results or limit, **wanted)
+    found = await operate(
+        gateway,
+        _MEMORY,
+        user.user_id,
+        time_zone=_zone(gateway, user),
+        op="search",
+        query=query,
+        limit=n_results or limit,
+        **wanted,
+    )
     return reply({"query": query, **found})
 
 
@@ -168,7 +183,16 @@ async def show_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response
             responses=told("The topic", TopicShown, _TOPIC, 400, 415, 422, 503))  # fmt: skip
 async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(
-        await operate(gateway, _MEMORY, user.user_id, changes=True, op="topic_put", topic=topic, content=body.content)
+        await operate(
+            gateway,
+            _MEMORY,
+            user.user_id,
+            changes=True,
+            time_zone=_zone(gateway, user),
+            op="topic_put",
+            topic=topic,
+            content=body.content,
+        )
     )
 
 
@@ -236,7 +260,13 @@ async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) ->
     async def send() -> None:
         nonlocal imported, there, size
         found = await operate(
-            gateway, _MEMORY, user.user_id, changes=True, op="import", lines=[line for _, line in page]
+            gateway,
+            _MEMORY,
+            user.user_id,
+            changes=True,
+            time_zone=_zone(gateway, user),
+            op="import",
+            lines=[line for _, line in page],
         )
         imported += found["imported"]
         there += found["there"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import permutations
 from typing import Any
 
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.memory.engram import Engram, Note, imported_id, merged, of_response, stamp, topic_id
+from services.memory.index import entry
+from services.memory.ingest import embedded_text
 from services.memory.portable import engram_of, exported, read_line
 from services.memory.telling import brief, whole
 from shared.contracts import ResponseGeneration, ToolCallRecord
@@ -161,3 +164,32 @@ def test_ids_made_here_name_one_user_and_one_text() -> None:
     assert topic_id("ann", "user.x") == topic_id("ann", "user.x") != topic_id("bob", "user.x")
     assert imported_id("ann", "s", 1, "q", "a") != imported_id("ann", "s", 1, "qa", "")
     assert imported_id("ann", "s", 1, "q", "a") != imported_id("bob", "s", 1, "q", "a")
+
+
+# The zone of a user, the moment of a turn (UTC), and the local date that is embedded and indexed with it.
+SAID_AT = [
+    ("", "2026-11-28T23:30", "28 November 2026"),
+    ("Nowhere/Land", "2026-11-28T23:30", "28 November 2026"),
+    ("Australia/Sydney", "2026-11-28T23:30", "29 November 2026"),
+    ("America/Los_Angeles", "2026-11-28T05:30", "27 November 2026"),
+    # the last minute of a day and the first of the next, on days on which the clocks change
+    ("Europe/Berlin", "2026-03-28T22:59", "28 March 2026"),
+    ("Europe/Berlin", "2026-03-28T23:00", "29 March 2026"),
+    ("Europe/Berlin", "2026-03-29T22:00", "30 March 2026"),
+    ("Europe/Berlin", "2026-10-25T22:59", "25 October 2026"),
+    ("Europe/Berlin", "2026-10-25T23:00", "26 October 2026"),
+    ("America/Los_Angeles", "2026-11-02T07:59", "1 November 2026"),
+    ("America/Los_Angeles", "2026-11-02T08:00", "2 November 2026"),
+    ("Australia/Sydney", "2026-10-04T12:59", "4 October 2026"),
+    ("Australia/Sydney", "2026-10-04T13:00", "5 October 2026"),
+]
+
+
+@pytest.mark.parametrize(("zone", "moment", "day"), SAID_AT)
+def test_turn_is_dated_in_the_zone_of_its_user(zone: str, moment: str, day: str) -> None:
+    at = int(datetime.fromisoformat(f"{moment}+00:00").timestamp() * 1000)
+    said = Engram("1-0:A", "ann", "turn", at, at, query="How?", answer="So.", time_zone=zone)
+    assert embedded_text(said) == f"How?\n({day})\nSo."
+    assert day in entry(said).text
+    assert Engram.from_flat(said.id, said.flat()) == said
+    assert engram_of(read_line(exported(said)), "ann", 1, "1-0:A").time_zone == zone

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.memory import fts, keywords
 from services.memory.fts import BEFORE_WEIGHT, EARLIER_WEIGHT
-from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged, Seen
+from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged, Seen, Sought
 
 
 @pytest.fixture
@@ -74,17 +74,17 @@ def test_a_turn_has_a_part_of_the_words_of_the_two_turns_before_it(index: Keywor
     turns = zip(range(4), said, before, strict=False)
     index.add("ann", [Entry(str(n), text, earlier, talk="s", time=n) for n, text, earlier in turns])
     index.add("ann", [Entry("4", "alone")])
-    (worth,) = index.search("ann", "anniversary", 5).rarity
-    shares = {hit.id: hit.score for hit in index.seen("ann", list("01234"), {worth: 1.0})}
+    (worth,) = index.search("ann", "anniversary", 5).sought.rarity
+    shares = {hit.id: hit.score for hit in index.seen("ann", list("01234"), Sought({worth: 1.0}))}
     assert shares == {"0": 1.0, "1": BEFORE_WEIGHT, "2": EARLIER_WEIGHT, "3": 0.0, "4": 0.0}
     # what is gone counts for nothing any more, also where somebody else comes before now
     index.remove("ann", ["1"])
     index.add("ann", [Entry("2", said[2], talk="s", time=2)])
-    assert [hit.score for hit in index.seen("ann", ["2"], {worth: 1.0})] == [0.0]
+    assert [hit.score for hit in index.seen("ann", ["2"], Sought({worth: 1.0}))] == [0.0]
 
 
 def around(index: KeywordIndex, *names: str, user: str = "ann") -> dict[str, tuple[str | None, str | None]]:
-    after = {one.id: one.later[0] for one in index.seen(user, names, {}) if one.later}
+    after = {one.id: one.later[0] for one in index.seen(user, names, Sought()) if one.later}
     before = {later: one for one, later in after.items()}
     return {name: (before.get(name), after.get(name)) for name in names}
 
@@ -93,7 +93,7 @@ def test_what_is_found_comes_with_the_next_two_turns_of_its_talk(index: KeywordI
     index.add("ann", [Entry(name, f"said {name}", talk="s", time=place) for place, name in enumerate("abcd")])
     index.add("ann", [Entry("e", "said elsewhere", talk="t", time=9), Entry("f", "said", time=9)])
     later = {"a": ["b", "c"], "b": ["c", "d"], "c": ["d"], "d": [], "e": [], "f": []}
-    assert {one.id: one.later for one in index.seen("ann", [*later, "gone"], {})} == later
+    assert {one.id: one.later for one in index.seen("ann", [*later, "gone"], Sought())} == later
     assert {one.id: one.later for one in index.search("ann", "said", 10).hits} == later
 
 
@@ -147,10 +147,10 @@ def test_what_only_the_vectors_have_found_is_judged_by_the_words_too(index: Keyw
         "ann", [replace(LISBON, talk="s", time=1), replace(COFFEE, talk="s", time=2, data="d", vector=b"v", model="m")]
     )
     found = index.search("ann", "coffee with milk in Lisbon", 5)
-    both = index.seen("ann", ["coffee", "lisbon", "gone"], found.rarity, found.rare)
+    both = index.seen("ann", ["coffee", "lisbon", "gone"], found.sought)
     assert sorted(both) == sorted(found.hits)
-    assert index.seen("ann", ["coffee"], {}) == [Seen("coffee", 0.0, "d", b"v", "m", [])]
-    assert index.seen("bob", ["coffee"], found.rarity) == []
+    assert index.seen("ann", ["coffee"], Sought()) == [Seen("coffee", 0.0, "d", b"v", "m", [])]
+    assert index.seen("bob", ["coffee"], found.sought) == []
 
 
 def test_no_user_finds_anything_of_another(index: KeywordIndex, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_searching_makes_no_file(index: KeywordIndex, tmp_path: Path) -> None:
     assert index.search("ann", "coffee", 5) == Found()
     assert index.count("ann") == 0
     assert index.remove("ann", ["coffee"]) == 0
-    assert (index.seen("ann", ["coffee"], {"coffe": 1.0}), index.data("ann", ["coffee"])) == ([], {})
+    assert (index.seen("ann", ["coffee"], Sought({"coffe": 1.0})), index.data("ann", ["coffee"])) == ([], {})
     assert index.windows("ann", ["coffee"], 2) == []
     assert files(tmp_path) == []
 
@@ -188,7 +188,7 @@ def test_nothing_is_found_of_nothing_that_is_asked_for(index: KeywordIndex) -> N
     for limit in (0, -1):
         assert index.search("ann", "coffee", limit) == Found()
     assert index.search("ann", "?!", 5) == Found()
-    assert (index.seen("ann", [], found.rarity), index.data("ann", [])) == ([], {})
+    assert (index.seen("ann", [], found.sought), index.data("ann", [])) == ([], {})
     assert index.windows("ann", [], 2) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
 from services.memory.index import entry
-from services.memory.keywords import KeywordIndex
+from services.memory.keywords import KeywordIndex, Sought
 from services.memory.recall import Recall, Recalled, Reranked, Wanted
 from services.memory.rerank import RerankFailed
 from services.memory.settings import MemorySettings
@@ -113,7 +113,7 @@ async def test_what_stands_beside_a_hit_is_found_though_neither_search_brings_it
 async def test_hidden_answers_stand_beside_nothing(memory: Memory) -> None:
     asked, silent = memory.say("Which boat did you buy?", "Silence.")
     b, told = memory.say("Which boat was it?", "The blue one.", respondent="B")
-    later = {one.id: one.later for one in memory.keywords.seen(USER, [asked, silent, b, told], {})}
+    later = {one.id: one.later for one in memory.keywords.seen(USER, [asked, silent, b, told], Sought())}
     assert later == {asked: [silent], silent: [], b: [], told: []}
 
 
@@ -139,6 +139,36 @@ async def test_while_words_are_unreadable_no_hidden_answer_is_found(
 
     monkeypatch.setattr(memory, "look", nothing)
     assert await found(memory, "boat") == [shown]
+
+
+NOON = 1_795_867_200_000  # 2026-11-28 12:00 UTC
+DAY = 86_400_000
+
+
+async def dated(memory: Memory, query: str, zone: str = "UTC") -> list[str]:
+    found = await searched(memory, Wanted((query,), zone=zone), weights={"beside": 0.0})
+    return [engram.id for _, engram in found.hits]
+
+
+async def test_question_about_yesterday_finds_what_was_said_then(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.memory.recall.now_ms", lambda: NOON)
+    (older,) = memory.say("I bought bread.", session="a", time=(NOON - 2 * DAY) // 1000)
+    (then,) = memory.say("I bought milk.", session="b", time=(NOON - DAY) // 1000)
+    (now,) = memory.say("I bought tea.", session="c", time=(NOON - 60_000) // 1000)
+    for name, found in {"yesterday": then, "the day before yesterday": older, "today": now}.items():
+        assert await dated(memory, f"What did we talk about {name}?") == [found], name
+    assert (await dated(memory, "Did I buy bread yesterday?"))[:1] != [now]
+
+
+async def test_yesterday_is_that_of_the_users_zone(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.memory.recall.now_ms", lambda: NOON)
+    # 26 November, 20:00 UTC: the 27th in Sydney, and noon of the 26th in Los Angeles
+    (said,) = memory.say("I bought milk.", time=(NOON - DAY - 16 * 3_600_000) // 1000)
+    found = {zone: await dated(memory, "What was yesterday?", zone) for zone in
+             ("Australia/Sydney", "America/Los_Angeles", "Europe/Berlin")}  # fmt: skip
+    assert found == {"Australia/Sydney": [said], "America/Los_Angeles": [], "Europe/Berlin": []}
 
 
 # A keyword hit below the threshold: its question, the other memories, and whether it is found.

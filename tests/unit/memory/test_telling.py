@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
 
 from services.memory.engram import Engram
 from services.memory.ranking import Hit
@@ -34,6 +37,24 @@ def test_without_the_log_a_hit_is_told_as_ever() -> None:
         "[Memory recall — 2026-05-31]\n\n1. (relevance: 0.50) 2026-05-30\n"
         "   Q: And the harbour?\n   A: Full of boats. The blue one is ours."
     )
+
+
+ZONES = [
+    # zone, and the dates of today, of the hit and of its log
+    ("UTC", "2026-05-31", "2026-05-30", "2026-05-30 09:06"),
+    ("Australia/Sydney", "2026-05-31", "2026-05-30", "2026-05-30 19:06"),
+    ("America/Los_Angeles", "2026-05-30", "2026-05-30", "2026-05-30 02:06"),
+    ("Pacific/Kiritimati", "2026-05-31", "2026-05-30", "2026-05-30 23:06"),
+    ("Pacific/Pago_Pago", "2026-05-30", "2026-05-29", "2026-05-29 22:06"),
+]
+
+
+@pytest.mark.parametrize(("zone", "today", "day", "minute"), ZONES)
+def test_dates_are_those_of_the_users_zone(zone: str, today: str, day: str, minute: str) -> None:
+    settings = MemorySettings(_env_file=None)  # type: ignore[call-arg]
+    shown = told(recalled(ASKED, [ASKED]), settings, TODAY.astimezone(ZoneInfo(zone)))
+    assert shown.startswith(f"[Memory recall — {today}]\n\n1. (relevance: 0.50) {day}\n")
+    assert f"[session s1, {day}]\n{minute}\n" in shown
 
 
 def test_the_log_stands_behind_the_hits_word_for_word() -> None:
