@@ -84,7 +84,7 @@ class Entry:
 class Seen(NamedTuple):
     """An engram as a search sees it. `score` (0…1) is the share of the query's words, by their rarity, that it has;
     `later` are the next turns of its talk, at most BESIDE; `rare`: whether it, or the turn before it, has a rare word
-    of the query, or whether it lies in the query's period; the rest is what was added with it."""
+    of the query, or lies in the query's rare period; the rest is what was added with it."""
 
     id: str
     score: float
@@ -100,13 +100,15 @@ class Sought:
     """What a query seeks.
 
     rarity: the worth of each word; a word that no engram has counts, too. rare: see `rare_words`. period: the one that
-    the query names. period_worth: its worth beside that of the words.
+    the query names. period_worth: its worth beside that of the words. period_rare: whether it counts as a rare word:
+    few engrams lie in it, or the query has no words.
     """
 
     rarity: Mapping[str, float] = field(default_factory=dict)
     rare: Set[str] = frozenset()
     period: Period | None = None
     period_worth: float = 0.0
+    period_rare: bool = False
 
     def has(self, time: int) -> bool:
         """Return whether a moment (ms) lies in the period."""
@@ -181,10 +183,11 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int, period: Per
     counts = [place.count(last) for place in places]
     rarity = {word: _worth(n, last) for word, n in zip(words, counts, strict=True)}
     telling = [(rarity[word], place) for word, place in zip(words, places, strict=True) if place.anywhere]
-    worth = 0.0
+    worth, period_rare = 0.0, False
     if period is not None:
         (count,) = db.execute(f"SELECT count(*) {_DURING}", period).fetchone()
         worth = _worth(count, last)
+        period_rare = not words or bool(rare_words({"": count}, last))
         if count and (count < COMMON or not telling):
             newest = f"SELECT n {_DURING} ORDER BY time DESC, n DESC LIMIT ?"
             during = [n for (n,) in db.execute(newest, (*period, COMMON))]
@@ -201,7 +204,7 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int, period: Per
     rows = {row[0]: row for row in db.execute(_SEEN % ("n", _marks(best)), best)}
     # a common word is not rare, and its exact count is not known
     exact = {word: len(place.itself) for word, place in zip(words, places, strict=True) if place.common is None}
-    sought = Sought(rarity, rare_words(exact, last), period, worth)
+    sought = Sought(rarity, rare_words(exact, last), period, worth, period_rare)
     share = _sharing(sought)
     return Found([_seen(rows[n], share, sought) for n in best], sought)
 
@@ -227,7 +230,9 @@ def _best(scores: Mapping[int, float], limit: int) -> list[int]:
 
 def _seen(row: Any, share: Callable[[int, str, str, str], float], sought: Sought) -> Seen:
     _, id_, time, turn, before, earlier, data, vector, model, later = row
-    rare = sought.has(time) or (bool(sought.rare) and not sought.rare.isdisjoint(f"{turn} {before}".split()))
+    rare = (sought.period_rare and sought.has(time)) or (
+        bool(sought.rare) and not sought.rare.isdisjoint(f"{turn} {before}".split())
+    )
     return Seen(id_, share(time, turn, before, earlier or ""), data, vector, model, orjson.loads(later), rare)
 
 

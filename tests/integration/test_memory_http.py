@@ -24,7 +24,7 @@ from services.memory.service import app
 from shared.contracts import TOOL_ALIASES
 from shared.envelope import now_ms
 from shared.testing.model_server import ScriptedModelServer
-from shared.zones import clock_line
+from shared.zones import clock_line, local_date
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CAPITAL = ("The capital of Australia is Canberra, not Sydney.", "Right, Canberra is the capital of Australia.")
@@ -300,6 +300,20 @@ async def test_current_time_is_that_of_the_users_zone(house: House, own: str, ar
         assert (told["result"] in possible, told["error"]) == (True, None)
         refused = (await tim.post("/tools/current_time/call", json={"args": {"zone": "Tokyo"}})).json()
     assert refused["error"] == "unknown time zone: 'Tokyo'; give an IANA name such as Asia/Tokyo"
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago"])
+async def test_search_over_http_is_dated_in_the_zone_of_the_key(house: House, zone: str) -> None:
+    key = {"name": "dates", "user_id": zone.replace("/", "-"), "time_zone": zone}
+    made = await house.site.http.post("/keys", json=key)
+    async with client(house.site.url, made.json()["key"]) as http:
+        assert (await http.put("/memory/topics/user.pet", json={"content": "A cat."})).status_code == 200
+        today = f"{local_date(now_ms(), zone)}"
+        found = (await http.get("/memory", params={"query": "What happened today?"})).json()
+        assert [hit["topic"] for hit in found["hits"]] == ["user.pet"]
+        assert found["text"].splitlines()[2].endswith(f" {today}")
+        line = orjson.loads((await http.get("/memory/export")).text)
+        assert line["metadata"]["time_zone"] == zone
 
 
 async def test_older_names_are_answered_on_the_bus_too(house: House) -> None:
