@@ -22,7 +22,7 @@ from support.on_disk import having
 from support.redis_servers import unsynced
 from support.services import announced, running
 from support.stack import Stage, respondent, stage
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.critic.service import app as critic
@@ -37,6 +37,8 @@ from shared.envelope import now_ms
 from shared.participant.registry import Registry
 from shared.testing.model_server import Rules
 
+# Seconds of a free machine, which needs less than one. Four times as long is far below the limit of a test.
+QUIET_SECONDS = 12
 # Each deletion has its own; one that nobody deletes shows that everything was there to be found.
 WORDS = ("Xylographia", "Quetzalby", "Zugzwangen", "Kumquatia")
 RULES: Rules = [
@@ -112,20 +114,24 @@ class House:
         return asked
 
     async def quiet(self) -> None:
-        """Everybody has finished everything."""
-        registry = Registry(self.stage.bus, freshness=0)
+        """Wait until every group has finished everything; fail with what is pending, and with who is there."""
+        registry, left = Registry(self.stage.bus, freshness=0), list[str]()
 
         async def done() -> bool:
+            left[:] = []
             for subject in await self.stage.bus.subjects():
                 if subject.kind == "work":
                     await self.stage.bus.trim(subject)
-                    for group in self.raw.xinfo_groups(subject.stream) if self.raw.exists(subject.stream) else ():
-                        if group["pending"] or group["lag"]:
-                            return False
-            there = await registry.replicas(fresh=True)
-            return {"memory", "knowledge", "reward"} <= {one.participant for one in there}
+                    left.extend(unfinished(self.raw, subject.stream))
+            there = {one.participant: one for one in await registry.replicas(fresh=True)}
+            left.extend(f"{name} is not there" for name in ("memory", "knowledge", "reward") if name not in there)
+            if left:
+                left.extend(f"{name}: {one.state}, holds {one.in_flight}, {one.facts}" for name, one in there.items())
+            return not left
 
-        await eventually(done, 60, "everything is finished", every=0.1)
+        with contextlib.suppress(AssertionError):
+            await eventually(done, QUIET_SECONDS, every=0.1)
+        assert not left, "\n".join([f"not finished within {PATIENCE * QUIET_SECONDS:g} s:", *left, *waiting_tasks()])
 
     async def away(self) -> None:
         await self.keepers.aclose()
@@ -146,7 +152,7 @@ class House:
             return not left
 
         with contextlib.suppress(AssertionError):
-            await eventually(gone, 90, every=0.2)
+            await eventually(gone, 20, every=0.2)
         assert left == []
 
     def keys(self, word: str) -> list[str]:
@@ -188,6 +194,36 @@ class House:
         return having(word, Path(self.raw.config_get("dir")["dir"]))
 
 
+def unfinished(raw: redis.Redis, stream: str) -> list[str]:
+    """Return a line for each group of a stream that has something left, and for each entry that is pending in it."""
+    lines: list[str] = []
+    for group in raw.xinfo_groups(stream) if raw.exists(stream) else ():
+        if not group["pending"] and not group["lag"]:
+            continue
+        name = group["name"].decode()
+        told = " ".join(f"{key}={value!r}" for key, value in group.items() if key != "name")
+        lines.append(f"{stream} {name}: {told} length={raw.xlen(stream)}")
+        for row in raw.xpending_range(stream, name, "-", "+", 10):
+            entry_id = row["message_id"].decode()
+            payload = str(raw.xrange(stream, entry_id, entry_id))[:200]
+            consumer, idle = row["consumer"].decode(), row["time_since_delivered"]
+            lines.append(f"  {entry_id} at {consumer}, idle {idle} ms, delivery {row['times_delivered']}: {payload}")
+    return lines
+
+
+def waiting_tasks() -> list[str]:
+    """Return where each handler of an entry waits, innermost frame last: all participants are in this process."""
+    lines: list[str] = []
+    for task in asyncio.all_tasks():
+        if "Consumer._handle" in repr(task.get_coro()):
+            coroutine, places = task.get_coro(), list[str]()
+            while coroutine is not None and (frame := getattr(coroutine, "cr_frame", None)) is not None:
+                places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                coroutine = getattr(coroutine, "cr_await", None)
+            lines.append(f"  a handler waits: {' > '.join(places)}")
+    return lines
+
+
 def dump(raw: redis.Redis) -> Iterator[tuple[str, bytes]]:
     """Everything in Redis, key by key, with where it is."""
     reading: dict[bytes, Any] = {
@@ -221,8 +257,9 @@ async def keep(stack: contextlib.AsyncExitStack, url: str, folder: Path, on: Sta
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     """Everybody who keeps something of a conversation."""
-    # on a slow machine, ten times as long as an overwriting took is more than anybody waits here
+    # a rest many times as long as an overwriting took is longer than these tests wait on a slow machine
     monkeypatch.setattr("services.memory.erasing._REST", 1.0)
+    monkeypatch.setattr("services.knowledge.ladybug._REST", 1.0)
     folder = tmp_path / "data"
     folder.mkdir()
     with unsynced(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as raw:
