@@ -22,6 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from account import signing_out_leaves_nothing
+from attachments import (
+    a_deleted_file_keeps_its_name,
+    a_message_of_a_file_alone,
+    a_question_with_an_image_and_files,
+    the_page_of_files,
+)
 from frames import frames_of_a_long_answer, frames_of_five_hundred_turns
 from judged import a_conversation_a_week_later, an_answer_with_its_grade_and_the_engram
 from operate import every_page_of_operate, every_width_and_both_colours
@@ -263,17 +269,17 @@ def names_pins_search_export_and_undo(visit: Visit) -> None:
 def files_palette_and_keys(visit: Visit) -> None:
     page = visit.open()
     page.set_input_files(
-        "input[type=file]", [{"name": "notes.txt", "mimeType": "text/plain", "buffer": b"The answer is 42."}]
+        ".composer input[type=file]", [{"name": "notes.txt", "mimeType": "text/plain", "buffer": b"The answer is 42."}]
     )
     page.locator(".attached li", has_text="notes.txt").wait_for()
     until(page, "!document.querySelector('.attached .dim')")
     visit.shot(page, "attached")
     ask(page, "What is the capital of France?")
     turn = answered(page, "Paris")
-    turn.locator(".question .attached li", has_text="notes.txt").wait_for()
+    turn.locator(".question-row .attached li", has_text="notes.txt").wait_for()
     page.reload()
     turn = answered(page, "Paris")
-    turn.locator(".question .attached li", has_text="notes.txt").wait_for()
+    turn.locator(".question-row .attached li", has_text="notes.txt").wait_for()
     # asked again, in the same words or others, it comes with its files
     turn.get_by_role("button", name="Ask again", exact=True).click()
     with page.expect_request("**/query?*") as asked:
@@ -365,6 +371,10 @@ CHECKS: list[Callable[[Visit], None]] = [
     settings_are_the_chats,
     names_pins_search_export_and_undo,
     files_palette_and_keys,
+    a_question_with_an_image_and_files,
+    a_message_of_a_file_alone,
+    the_page_of_files,
+    a_deleted_file_keeps_its_name,
     a_committee,
     first_paint,
     every_page_of_operate,

@@ -63,6 +63,12 @@ LONG = "\n\n".join(
     f"- point one of {n}\n- point two\n\n```python\nfor i in range({n}):\n    print(i, 'a line of code')\n```"
     for n in range(1, 330)
 )
+# What the model server has; the usual model sees images.
+MODELS = {
+    "gemma4:e4b": ["tools", "thinking", "vision"],
+    "ggozad/prometheus2": [],
+    "nomic-embed-text": ["embedding"],
+}
 RULES: list[dict[str, Any]] = [
     {"when": {"user": "^show everything"}, "respond": {"thinking": "I show it all.", "text": RICH}},
     {"when": {"user": "^a long one"}, "respond": {"text": LONG, "pace": 0.0015}},
@@ -99,7 +105,7 @@ def running(folder: Path) -> Iterator[Stack]:
     stories = yaml.safe_load(STORIES.read_text(encoding="utf-8"))["rules"]
     judges = [rule for rule in stories if str(rule.get("name", "")).startswith("judge")]
     others = [rule for rule in stories if rule not in judges]
-    rules.write_text(json.dumps({"rules": [*judges, *RULES, *others]}), encoding="utf-8")
+    rules.write_text(json.dumps({"models": MODELS, "rules": [*judges, *RULES, *others]}), encoding="utf-8")
     with page_server() as page, (folder / "stack.log").open("ab") as out:
         env = clean_environment(folder)
         model = [sys.executable, "-m", "shared.testing.model_server", "--port", "0", "--rules", str(rules)]

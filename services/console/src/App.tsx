@@ -11,6 +11,7 @@ import { asJson, asMarkdown, fileName, save } from "./chat/exporting";
 import { SessionList } from "./chat/sessions";
 import { Sidebar, Undo } from "./chat/Sidebar";
 import { useStore } from "./chat/store";
+import { FileViewer } from "./FileViewer";
 import { PLACES, placeOf } from "./operate/places";
 import { keep, kept } from "./storage";
 import { THEMES, type Theme } from "./theme";
@@ -20,6 +21,7 @@ import { Dialog, IconButton, Menu, type Choice } from "./ui/parts";
 import { counted } from "./words";
 
 const About = lazy(() => import("./places/About"));
+const Files = lazy(() => import("./places/Files"));
 const Operate = lazy(() => import("./operate/Operate"));
 
 const READINESS_INTERVAL = 10_000;
@@ -29,17 +31,22 @@ const tabs = typeof BroadcastChannel === "undefined" ? null : new BroadcastChann
 interface Address {
   session: string | null;
   operate: string | null;
+  files: boolean;
 }
+
+const CHAT = { operate: null, files: false } as const;
 
 function addressed(): Address {
   const fragment = new URLSearchParams(location.hash.slice(1));
-  return { session: fragment.get("session"), operate: fragment.get("operate") };
+  return { session: fragment.get("session"), operate: fragment.get("operate"), files: fragment.has("files") };
 }
 
-function goTo({ session, operate }: Address): void {
-  const hash = operate ? `#operate=${encodeURIComponent(operate)}` : session ? `#session=${encodeURIComponent(session)}` : "";
+function goTo({ session, operate, files }: Address): void {
+  const hash = files ? "#files" : operate ? `#operate=${encodeURIComponent(operate)}` : session ? `#session=${encodeURIComponent(session)}` : "";
   if (location.hash !== hash) history.pushState(null, "", location.pathname + location.search + hash);
 }
+
+const isChat = ({ operate, files }: Address): boolean => !operate && !files;
 
 interface AppProps {
   theme: Theme;
@@ -67,7 +74,7 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
     onChange: () => {
       const session = conversation.sessionId;
       const now = addressed();
-      if (!now.operate && now.session !== session && session) history.replaceState(null, "", `${location.pathname}${location.search}#session=${encodeURIComponent(session)}`);
+      if (isChat(now) && now.session !== session && session) history.replaceState(null, "", `${location.pathname}${location.search}#session=${encodeURIComponent(session)}`);
       setAddress(addressed());
       sessions.refresh().catch(() => {});
       tabs?.postMessage({ session });
@@ -75,7 +82,7 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
     onVote: (queryId, reward) => tabs?.postMessage({ session: conversation.sessionId, vote: { queryId, reward } }),
     onError: (error) => {
       // the session was deleted elsewhere
-      if (error instanceof ApiError && error.status === 404) void conversation.show(null).then(() => { goTo({ session: null, operate: null }); setAddress(addressed()); });
+      if (error instanceof ApiError && error.status === 404) void conversation.show(null).then(() => { goTo({ session: null, ...CHAT }); setAddress(addressed()); });
     },
   }), [sessions]);
   useStore(conversation);
@@ -84,7 +91,7 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
   const openSession = useCallback(async (id: string | null) => {
     setDrawer(false);
     setTrouble("");
-    goTo({ session: id, operate: null });
+    goTo({ session: id, ...CHAT });
     setAddress(addressed());
     try {
       await conversation.show(id);
@@ -105,8 +112,9 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
       return;
     }
     // whoever came for the other place stays there, and what was asked meanwhile stays in sight
-    const { session, operate } = addressed();
-    if (!operate && (session !== null || !conversation.turns.length)) await openSession(session);
+    const now = addressed();
+    const { session } = now;
+    if (isChat(now) && (session !== null || !conversation.turns.length)) await openSession(session);
   }, [sessions, conversation, report, openSession]);
 
   useEffect(() => void start(), [start]);
@@ -142,7 +150,7 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
     const moved = () => {
       const now = addressed();
       setAddress(now);
-      if (!now.operate && now.session !== conversation.sessionId) void openSession(now.session);
+      if (isChat(now) && now.session !== conversation.sessionId) void openSession(now.session);
     };
     tabs?.addEventListener("message", other);
     document.addEventListener("visibilitychange", seen, { signal });
@@ -153,7 +161,7 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
 
   useEffect(() => keep("developer", developer), [developer]);
   useEffect(() => {
-    const shown = address.operate ? PLACES[placeOf(address.operate).place] : conversation.title;
+    const shown = address.files ? "Files" : address.operate ? PLACES[placeOf(address.operate).place] : conversation.title;
     document.title = shown ? `${shown} · LoCAL2` : "LoCAL2";
   });
 
@@ -193,7 +201,8 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
     if (session.session_id === conversation.sessionId) void openSession(null);
   }, [sessions, conversation, openSession]);
 
-  const operate = (page: string | null) => { goTo({ session: page ? null : conversation.sessionId, operate: page }); setAddress(addressed()); setDrawer(false); };
+  const go = (place: Partial<Address>) => { goTo({ session: conversation.sessionId, ...CHAT, ...place }); setAddress(addressed()); setDrawer(false); };
+  const operate = (page: string) => go({ operate: page });
   const current = sessions.sessions.find((one) => one.session_id === conversation.sessionId);
   const rename = () => {
     const title = current && prompt("New title", current.title)?.trim();
@@ -211,6 +220,7 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
       { name: "Delete this chat", act: () => remove(current) },
     ] : []),
     { name: "What is remembered about me", act: () => setAbout(true) },
+    { name: "Files", act: () => go({ files: true }) },
     ...Object.entries(PLACES).map(([page, name]) => ({ name: `Operate: ${name.toLowerCase()}`, act: () => operate(page) })),
     ...THEMES.map((one) => ({ name: `Colours: ${one === "auto" ? "as the system" : one}`, act: () => onTheme(one) })),
     { name: developer ? "Hide state names and bus words" : "Show state names and bus words", act: () => setDeveloper(!developer) },
@@ -220,15 +230,17 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
   const known = choices.filter((choice, at) => choices.findIndex((one) => one.name === choice.name) === at);
 
   return (
+    <FileViewer onError={report}>
     <div className={drawer ? "page drawer-open" : "page"}>
       <a className="skip" href="#question" onClick={(event) => { event.preventDefault(); composer.current?.focus(); }}>To the question field</a>
       <header className="top">
-        {!address.operate && <IconButton icon="menu" label="Conversations" className="drawer-button" aria-expanded={drawer} onClick={() => setDrawer(!drawer)} />}
+        {isChat(address) && <IconButton icon="menu" label="Conversations" className="drawer-button" aria-expanded={drawer} onClick={() => setDrawer(!drawer)} />}
         <div className="places" role="group" aria-label="Places">
-          <button type="button" aria-pressed={!address.operate} onClick={() => operate(null)}>Chat</button>
+          <button type="button" aria-pressed={isChat(address)} onClick={() => go({})}>Chat</button>
+          <button type="button" aria-pressed={address.files} onClick={() => go({ files: true })}>Files</button>
           <button type="button" aria-pressed={address.operate !== null} onClick={() => operate("participants")}>Operate</button>
         </div>
-        <span className="title" dir="auto">{address.operate ? "" : conversation.title || conversation.turns[0]?.turn.query}</span>
+        <span className="title" dir="auto">{!isChat(address) ? "" : conversation.title || conversation.turns[0]?.turn.query}</span>
         <ReadyBadge ready={ready} />
         <IconButton icon="memory" label="What is remembered about me" onClick={() => setAbout(true)} />
         <IconButton icon="search" label="Commands (Ctrl+K)" onClick={() => setPalette(true)} />
@@ -240,7 +252,9 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
       </header>
       {trouble && <p className="alert" role="alert">{trouble} <IconButton icon="close" label="Close" onClick={() => setTrouble("")} /></p>}
       <div className="body">
-        {address.operate ? (
+        {address.files ? (
+          <Suspense fallback={<p className="dim">…</p>}><Files onError={report} /></Suspense>
+        ) : address.operate ? (
           <Suspense fallback={<p className="dim">…</p>}><Operate page={address.operate} onPage={operate} /></Suspense>
         ) : (
           <>
@@ -253,6 +267,7 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
       <Dialog open={about} onClose={() => setAbout(false)} title="What is remembered about me" wide><Suspense fallback={<p className="dim">…</p>}><About /></Suspense></Dialog>
       <Palette open={palette} onClose={() => setPalette(false)} choices={known} />
     </div>
+    </FileViewer>
   );
 }
 

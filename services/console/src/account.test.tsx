@@ -8,7 +8,7 @@ vi.setConfig({ testTimeout: 60_000 });
 
 const SECRET = "the plan for the surprise party";
 const session = { session_id: "s1", title: SECRET, created: 1, updated: 1, pinned: false, query_id: "", excerpt: "" };
-const turn = { query_id: "1-0", after: null, query: `Tell me of ${SECRET}`, answer: `Of ${SECRET}: cake.`, time: 1, interrupted: false };
+const turn = { query_id: "1-0", after: null, query: `Tell me of ${SECRET}`, answer: `Of ${SECRET}: cake.`, time: 1, interrupted: false, attachments: [] };
 
 interface Sent { method: string; path: string; key: string; signal: AbortSignal | undefined }
 

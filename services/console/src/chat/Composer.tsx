@@ -1,12 +1,12 @@
 import { useEffect, useImperativeHandle, useRef, useState, type Ref } from "react";
-import { call, request } from "../api/http";
-import type { StoredFile } from "../api/types";
+import { call } from "../api/http";
+import { Attachment } from "../FileViewer";
+import { addFile, type FileOf } from "../files";
 import { IconButton } from "../ui/parts";
 import { Icon } from "../ui/icons";
 import type { ChatSettings } from "./ChatSettings";
 import type { Ask } from "./conversation";
 import { keep, kept } from "../storage";
-import type { FileOf } from "./turn";
 import { counted } from "../words";
 
 const MOST_CHARS = 400_000;
@@ -31,10 +31,16 @@ interface ComposerProps {
   onError(error: unknown): void;
 }
 
-interface Attached {
-  name: string;
+let count = 0;
+
+interface Attached extends FileOf {
+  /** Tells it from the others here. */
+  key: number;
+  /** "" while it is added. */
   id: string;
   trouble: string;
+  /** The bytes, where they come from this page. */
+  local: Blob | null;
 }
 
 export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onSettings, onOptions, onError }: ComposerProps) {
@@ -45,12 +51,14 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
   const field = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
   const loading = files.some((file) => !file.id && !file.trouble);
+  // a message may consist of files alone
+  const empty = !text.trim() && !files.some((file) => file.id);
 
   useImperativeHandle(ref, () => ({
     focus: () => field.current?.focus({ preventScroll: true }),
     put: (words, known = []) => {
       write(words);
-      setFiles(known.map((file) => ({ ...file, trouble: "" })));
+      setFiles(known.map((file) => ({ ...file, key: (count += 1), trouble: "", local: null })));
       field.current?.focus();
     },
   }));
@@ -67,13 +75,13 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
   }
 
   async function send() {
-    const own = files.filter((file) => file.id).map(({ id, name }) => ({ id, name }));
-    if (!text.trim() || loading) return;
+    const own = files.filter((file) => file.id).map(({ id, name, type, size, pages }) => ({ id, name, type, size, pages }));
+    if (empty || loading) return;
     const before = { text, files };
     write("");
     setFiles([]);
     try {
-      await onAsk({ query: text, files: own });
+      await onAsk({ query: text.trim() ? text : "", files: own });
     } catch (error) {
       // refused: nothing that was written is lost
       write(before.text);
@@ -84,14 +92,13 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
 
   async function attach(list: Iterable<File>) {
     for (const file of [...list].slice(0, MOST_FILES - files.length)) {
-      const entry: Attached = { name: file.name || "pasted image", id: "", trouble: "" };
+      const entry: Attached = { name: file.name || "pasted image", type: file.type, size: file.size, key: (count += 1), id: "", trouble: "", local: file };
       setFiles((known) => [...known, entry]);
       const done = (change: Partial<Attached>) => setFiles((known) => known.map((one) => (one === entry ? Object.assign(entry, change) : one)).slice());
       try {
-        const path = `files?name=${encodeURIComponent(entry.name)}`;
-        const response = await request("POST", path, { body: file, headers: { "Content-Type": file.type || "application/octet-stream" } });
-        const stored = (await response.json()) as StoredFile;
-        done({ id: stored.id, trouble: stored.state === "failed" ? (stored.reason ?? "it could not be read") : "" });
+        const stored = await addFile(file);
+        const { id, name, type, size } = stored;
+        done({ id, name, type, size, pages: stored.pages ?? null, trouble: stored.state === "failed" ? (stored.reason ?? "it could not be read") : "" });
       } catch (error) {
         done({ trouble: error instanceof Error ? error.message : String(error) });
       }
@@ -108,11 +115,11 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
     >
       {files.length > 0 && (
         <ul className="attached" aria-label="Files of the question">
-          {files.map((file, at) => (
-            <li key={at} className={file.trouble ? "failed" : ""}>
-              <Icon name="clip" /> {file.name} {file.trouble ? <span className="error-text">{file.trouble}</span> : !file.id && <span className="dim">…</span>}
+          {files.map((file) => (
+            <Attachment key={file.key} file={file} local={file.local}>
+              {file.trouble ? <span className="error-text">{file.trouble}</span> : !file.id && <span className="dim">…</span>}
               <IconButton icon="close" label={`Remove ${file.name}`} onClick={() => setFiles(files.filter((one) => one !== file))} />
-            </li>
+            </Attachment>
           ))}
         </ul>
       )}
@@ -144,7 +151,7 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
         <button type="button" className="quiet" onClick={onOptions}><Icon name="tune" /> <span className="wide-only">{chosen(settings)}</span><span className="hidden-text">Settings of this chat</span></button>
         <span className="spring" />
         {waiting > 0 && <button type="button" id="stop" className="round stop" aria-label="Stop" title="Stop (Esc)" onClick={onStop}><Icon name="stop" /></button>}
-        <button type="submit" id="send" className="round primary" aria-label={waiting ? "Send: it waits for its turn" : "Send"} title="Send (Enter)" disabled={!text.trim() || loading}><Icon name="send" /></button>
+        <button type="submit" id="send" className="round primary" aria-label={waiting ? "Send: it waits for its turn" : "Send"} title="Send (Enter)" disabled={empty || loading}><Icon name="send" /></button>
       </div>
     </form>
   );

@@ -1,7 +1,8 @@
 import { memo, useEffect, useState } from "react";
-import { copied } from "../markdown/dress";
+import { Attachment } from "../FileViewer";
 import { Prose } from "../markdown/Prose";
 import { Icon } from "../ui/icons";
+import { CopyButton } from "../ui/CopyButton";
 import { IconButton, Menu } from "../ui/parts";
 import type { Conversation, TurnStore } from "./conversation";
 import { Badges, Rating, Words } from "./Judging";
@@ -51,14 +52,12 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
   return (
     <article className={over ? "turn" : "turn running"} aria-label="Question and answer" aria-busy={!over}>
       <div className="question-row">
-        <div className="question" dir="auto">
-          {turn.query}
-          {turn.files.length > 0 && <ul className="attached" aria-label="Files of the question">{turn.files.map(({ id, name }) => <li key={id}><Icon name="clip" /> {name}</li>)}</ul>}
-        </div>
+        {turn.files.length > 0 && <ul className="attached" aria-label="Files of the question">{turn.files.map((file) => <Attachment key={file.id} file={file} />)}</ul>}
+        {turn.query && <div className="question" dir="auto">{turn.query}</div>}
         <div className="question-actions">
           {looked && (
             <>
-              <CopyButton text={turn.query} label="Copy the question" />
+              {turn.query && <CopyButton text={turn.query} label="Copy the question" />}
               <IconButton icon="edit" label="Edit and ask again" onClick={() => actions.edit(turn)} />
             </>
           )}
@@ -102,23 +101,6 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
     </article>
   );
 });
-
-function CopyButton({ text, label }: { text: string; label: string }) {
-  const [done, setDone] = useState("");
-  return (
-    <>
-      <IconButton icon={done === "Copied" ? "check" : "copy"} label={label} onClick={(event) => {
-        const said = document.createElement("span");
-        void copied(text, said).then(() => {
-          setDone(said.textContent ?? "");
-          setTimeout(() => setDone(""), 1500);
-        });
-        event.currentTarget.focus();
-      }} />
-      <span className="hidden-text" role="status">{done}</span>
-    </>
-  );
-}
 
 function summary(turn: Turn, window: number): string {
   const { prompt_tokens: prompt = 0, completion_tokens: completion = 0 } = turn.usage;

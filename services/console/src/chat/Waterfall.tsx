@@ -21,7 +21,7 @@ export function Waterfall({ sessionId, turn, onClose }: { sessionId: string | nu
     <Dialog open={turn !== null} onClose={onClose} title="What happened" wide>
       {turn && (
         <dl className="facts">
-          <dt>Question</dt><dd dir="auto">{turn.query.slice(0, 300)}</dd>
+          <dt>Question</dt><dd dir="auto">{turn.query.slice(0, 300) || turn.files.map(({ name }) => name).join(", ")}</dd>
           <dt>Model</dt><dd>{turn.model ?? "not known"}</dd>
           <dt>Tokens</dt><dd>{turn.usage.prompt_tokens} read, {turn.usage.completion_tokens} written</dd>
           <dt>Answer</dt><dd>{counted(textOf(turn.pieces).length, "character")}{turn.finish ? `, ended by ${turn.finish}` : ""}</dd>

@@ -60,7 +60,7 @@ it("a turn that is looked at is told by its session, with all that was thought o
   expect(asked.slice(before)).toEqual(["sessions/s/turns/9-0"]);
   expect(store.turn.parts.map((part) => part.kind)).toEqual(["thinking"]);
   expect([textOf(store.turn.pieces), store.turn.model, store.turn.critique?.score, store.turn.reward?.stars, store.turn.rateable]).toEqual(["a9", "m", 4, 5, true]);
-  expect(await conversation.filesOf(store.turn)).toEqual([{ id: "f", name: "notes.txt" }]);
+  expect(await conversation.filesOf(store.turn)).toMatchObject([{ id: "f", name: "notes.txt" }]);
 });
 
 it("of an answer of which nothing is kept no more is shown than is known, and that it is so", async () => {

@@ -5,7 +5,8 @@ import { follow, sleep } from "../api/events";
 import type { ChatSettings, QueryBody, QueryListed, Reward, SessionShown, TurnShown, TurnTold } from "../api/types";
 import { Store } from "./store";
 import { inItsPlace, newestBehind, parents } from "./versions";
-import { apply, isAfter, isOver, newTurn, type FileOf, type Turn } from "./turn";
+import type { FileOf } from "../files";
+import { apply, isAfter, isOver, newTurn, type Turn } from "./turn";
 
 const PAGE = 50;
 const TRIES = 4;
@@ -360,9 +361,9 @@ export class Conversation extends Store {
 
   /** The turn as its session tells it. Raises ApiError. */
   async #asTold({ turn }: TurnStore): Promise<Turn> {
-    const { query, queryId, after, time, mode, interrupted } = turn;
+    const { query, queryId, after, time, mode, interrupted, files } = turn;
     const { journal, open_to_votes } = await call<TurnTold>("GET", `sessions/${encodeURIComponent(this.sessionId!)}/turns/${queryId}`);
-    const fresh = newTurn(query, { queryId, after, time, mode, interrupted, rateable: open_to_votes });
+    const fresh = newTurn(query, { queryId, after, time, mode, interrupted, files, rateable: open_to_votes });
     for (const { event, id, data } of journal) apply(fresh, event, id, data);
     return fresh;
   }
@@ -396,11 +397,11 @@ export class Conversation extends Store {
     }
   }
 
-  /** A question's files, also of a turn of which no more than its words is here. */
+  /** A question's files that are still there, also of a turn of which no more than its words is here. */
   async filesOf(turn: Turn): Promise<readonly FileOf[]> {
     const store = this.turns.find((one) => one.turn === turn);
     if (store && turn.detail === "none" && isOver(turn) && turn.queryId) await this.#read(store);
-    return turn.files;
+    return turn.files.filter(({ deleted }) => !deleted);
   }
 
   /** Asks for everything else that is known of a turn that is looked at. */
@@ -465,8 +466,9 @@ function timeZone(): { time_zone?: string } {
 
 const words = (text: string): string => text.split(/\s+/).join(" ").trim().normalize("NFC");
 
-function fromSession({ query_id, after, query, answer, interrupted, time }: TurnShown): Turn {
-  return newTurn(query, { queryId: query_id, after, state: interrupted ? "cancelled" : "completed", interrupted, time, rateable: false, pieces: [{ id: "", text: answer }] });
+function fromSession({ query_id, after, query, answer, interrupted, time, attachments }: TurnShown): Turn {
+  const files = attachments.map((file) => ({ ...file, name: file.name || "a file" }));
+  return newTurn(query, { files, queryId: query_id, after, state: interrupted ? "cancelled" : "completed", interrupted, time, rateable: false, pieces: [{ id: "", text: answer }] });
 }
 
 function fromList({ query_id, after, query, state, mode, accepted, error }: QueryListed): Turn {

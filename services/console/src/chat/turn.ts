@@ -1,6 +1,7 @@
 // One question and everything that happened to it, as plain data. Pure: journal entries in, state out.
 
 import type { components } from "../api/schema";
+import type { FileOf } from "../files";
 import type { Call, Critique, Failure, JournalEvent, Pairwise, Reward, Usage } from "../api/types";
 import { counted } from "../words";
 
@@ -18,12 +19,6 @@ export interface Persona { kind: "persona"; persona: string; round: number; done
 export type Part = Thinking | Said | Tool | Note | Persona;
 
 export type State = "queued" | "running" | "completed" | "failed" | "cancelled";
-
-/** A file of the question. */
-export interface FileOf {
-  id: string;
-  name: string;
-}
 
 export interface Turn {
   query: string;
@@ -102,7 +97,7 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
   switch (entry.event) {
     case "claimed":
       turn.model = entry.data.model ?? turn.model;
-      if (entry.data.attachments?.length) turn.files = entry.data.attachments.map(({ id: file, name }) => ({ id: file, name: name || "a file" }));
+      if (entry.data.attachments?.length) turn.files = entry.data.attachments.map((file) => filled(file, turn.files));
       break;
     case "state":
       if (!turn.trail.length) turn.trail.push(entry.data.from);
@@ -126,8 +121,11 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
     case "notice":
       note(turn, entry.data.message || entry.data.code);
       break;
+    case "attachments":
+      for (const text of notSent(entry.data)) note(turn, text);
+      break;
     case "context.truncated":
-      note(turn, `The oldest turns no longer fit the model's context: ${counted(entry.data.dropped_turns, "turn")} left out, ${entry.data.kept_turns} kept.`);
+      for (const text of leftOut(entry.data)) note(turn, text);
       break;
     case "restarted":
       discard(scopeOf(turn, entry.data), entry.data.discard_after || "0-0");
@@ -164,6 +162,37 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
     default: // a newer server may say more than this page knows
   }
 }
+
+/** A file of the journal, with what is known of it from the session: the journal does not say that it was deleted. */
+function filled(file: components["schemas"]["Attached"], known: readonly FileOf[]): FileOf {
+  const before = known.find((one) => one.id === file.id);
+  return { ...file, name: file.name || before?.name || "a file", type: file.type || before?.type || "", size: file.size ?? before?.size ?? null, pages: file.pages ?? before?.pages ?? null, deleted: before?.deleted ?? false };
+}
+
+/** What of the conversation the model does not get any more, as sentences. */
+function leftOut({ dropped_turns, kept_turns, attachments = [] }: components["schemas"]["Truncated"]): string[] {
+  return [
+    dropped_turns ? `The oldest turns no longer fit the model's context: ${counted(dropped_turns, "turn")} left out, ${kept_turns} kept.` : "",
+    tooLarge(attachments),
+  ].filter(Boolean);
+}
+
+/** Which files of earlier messages the model does not get, as sentences; documents that it can search are no loss. */
+function notSent({ files }: components["schemas"]["FilesSent"]): string[] {
+  const of = (form: string) => files.filter(({ sent }) => sent === form);
+  const told = (form: string, text: string) => (of(form).length ? `${text}: ${namesOf(of(form))}.` : "");
+  return [
+    tooLarge(of("left_out")),
+    told("unseen", "This model sees no images. It was given only the names of earlier ones"),
+    told("unreadable", "The text of these files could not be read"),
+    told("away", "The memory is away, so that the model did not get these files"),
+  ].filter(Boolean);
+}
+
+const namesOf = (files: readonly { name?: string }[]): string => files.map(({ name }) => name || "a file").join(", ");
+
+const tooLarge = (images: readonly { name?: string }[]): string =>
+  images.length ? `Images of earlier messages no longer fit the model's context: ${namesOf(images)}. Attach them again to ask about them.` : "";
 
 interface Scope { parts: Part[]; pieces: Piece[] }
 
@@ -229,8 +258,7 @@ function end(turn: Turn): void {
 }
 
 function note(turn: Turn, text: string): void {
-  const last = turn.parts.at(-1);
-  if (last?.kind !== "note" || last.text !== text) turn.parts.push({ kind: "note", text });
+  if (!turn.parts.some((part) => part.kind === "note" && part.text === text)) turn.parts.push({ kind: "note", text });
 }
 
 /** A page that an answer rests on. */

@@ -24,12 +24,13 @@ interface DialogProps {
   onClose(): void;
   title: string;
   children: ReactNode;
-  wide?: boolean;
+  /** "full": as wide as its content, up to the window. */
+  wide?: boolean | "full";
 }
 
 export function Dialog({ open, onClose, title, children, wide = false }: DialogProps) {
   return (
-    <Ariakit.Dialog open={open} onClose={onClose} className={wide ? "dialog wide" : "dialog"} backdrop={<div className="backdrop" />} unmountOnHide>
+    <Ariakit.Dialog open={open} onClose={onClose} className={wide === "full" ? "dialog full" : wide ? "dialog wide" : "dialog"} backdrop={<div className="backdrop" />} unmountOnHide>
       <header className="dialog-head">
         <Ariakit.DialogHeading className="dialog-title">{title}</Ariakit.DialogHeading>
         <Ariakit.DialogDismiss className="icon-button" aria-label="Close"><Icon name="close" /></Ariakit.DialogDismiss>
