@@ -51,6 +51,14 @@ def a_question_with_an_image_and_files(visit: Visit) -> None:
     page.reload()
     turn = answered(page, "Paris")
     shown_and_opened(visit, page, turn)
+    # what the model sees of it, with the system prompt in front
+    page.get_by_role("button", name="Conversation state").click()
+    page.locator(".message.system").first.wait_for()
+    page.locator(".message.user", has_text="What is the capital of France?").wait_for()
+    page.locator(".message.assistant", has_text="Paris").wait_for()
+    assert "The user asks for the capital" not in page.locator(".messages").inner_text()
+    visit.shot(page, "conversation-state")
+    visit.axe(page)
 
 
 def shown_and_opened(visit: Visit, page: Any, turn: Any) -> None:

@@ -4,6 +4,7 @@ import { createRoot, type Root } from "react-dom/client";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { Composer } from "./chat/Composer";
 import { USUAL } from "./chat/ChatSettings";
+import { ConversationState } from "./chat/ConversationState";
 import type { Ask } from "./chat/conversation";
 import { apply, newTurn } from "./chat/turn";
 import { Attachment, FileViewer } from "./FileViewer";
@@ -160,7 +161,7 @@ it("a message may consist of a file alone", async () => {
   const asked: Ask[] = [];
   await act(async () => root.render(
     <FileViewer onError={() => {}}>
-      <Composer ref={null} sessionId={null} settings={USUAL} waiting={0} onAsk={async (ask) => { asked.push(ask); }} onStop={() => {}} onSettings={() => {}} onOptions={() => {}} onError={() => {}} />
+      <Composer ref={null} sessionId={null} settings={USUAL} waiting={0} onAsk={async (ask) => { asked.push(ask); }} onStop={() => {}} onSettings={() => {}} onOptions={() => {}} onState={null} onError={() => {}} />
     </FileViewer>,
   ));
   expect(button("Send").disabled).toBe(true);
@@ -232,4 +233,14 @@ it("a file that is refused says why, until it is left out", async () => {
   await until(() => document.body.textContent?.includes(refused));
   await press(button("Leave out all.zip"));
   expect(document.body.textContent).not.toContain(refused);
+});
+
+it("the conversation state shows every message as text", async () => {
+  await act(async () => root.render(<ConversationState open sessionId="s" state="" onClose={() => {}} />));
+  await until(() => document.querySelectorAll(".message").length === 4);
+  const shown = [...document.querySelectorAll(".message")].map((one) => one.textContent!);
+  expect(shown[0]).toContain("Today is Friday.");
+  expect(shown[1]).toContain("<b>Hi</b>");
+  expect(shown[2]).toContain("web_search");
+  expect(document.querySelector(".message b")).toBeNull();
 });

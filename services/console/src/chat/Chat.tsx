@@ -6,6 +6,7 @@ import type { Readiness } from "../api/types";
 import { Icon } from "../ui/icons";
 import { ChatSettingsDialog, USUAL, asked, fromServer, keepNewSettings, newSettings, toServer, type ChatSettings } from "./ChatSettings";
 import { Composer, type ComposerHandle } from "./Composer";
+import { ConversationState } from "./ConversationState";
 import type { Conversation, TurnStore } from "./conversation";
 import { useStore } from "./store";
 import { TurnView, type TurnActions } from "./TurnView";
@@ -35,6 +36,7 @@ export function Chat({ conversation, ready, developer, composer, onError }: Chat
   const [options, setOptions] = useState<"" | "chat" | "again">("");
   const [chosen, choose] = useState<Turn | null>(null);
   const [looked, look] = useState<Turn | null>(null);
+  const [state, showState] = useState(false);
   const field = useRef<ComposerHandle>(null);
   const model = ready?.parts["model"];
   const window = Number(model?.facts?.["window"]) || 0;
@@ -89,7 +91,7 @@ export function Chat({ conversation, ready, developer, composer, onError }: Chat
           onAsk={async (query) => { await ask(query, undefined, editing); setEditing(null); }}
           onStop={() => { for (const turn of [...open].reverse()) void conversation.cancel(turn).catch(onError); }}
           onSettings={(some) => change({ ...settings, ...some })}
-          onOptions={() => setOptions("chat")} onError={onError}
+          onOptions={() => setOptions("chat")} onState={id === null ? null : () => showState(true)} onError={onError}
         />
       </div>
       <ChatSettingsDialog
@@ -99,6 +101,8 @@ export function Chat({ conversation, ready, developer, composer, onError }: Chat
           else change(next);
         }}
       />
+      {id !== null && <ConversationState key={id} open={state} sessionId={id} onClose={() => showState(false)}
+        state={`${conversation.chosen} ${JSON.stringify(kept)} ${conversation.turns.map(({ turn }) => `${turn.queryId}${turn.state}`).join(" ")}`} />}
       <Waterfall sessionId={id} turn={looked} onClose={() => look(null)} />
     </main>
   );

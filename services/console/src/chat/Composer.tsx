@@ -28,6 +28,8 @@ interface ComposerProps {
   onStop(): void;
   onSettings(change: Partial<ChatSettings>): void;
   onOptions(): void;
+  /** null: the chat has no state yet. */
+  onState: (() => void) | null;
   onError(error: unknown): void;
 }
 
@@ -43,7 +45,7 @@ interface Attached extends FileOf {
   local: Blob | null;
 }
 
-export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onSettings, onOptions, onError }: ComposerProps) {
+export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onSettings, onOptions, onState, onError }: ComposerProps) {
   const draft = `draft.${sessionId ?? "new"}`;
   const [text, setText] = useState(() => kept(draft, ""));
   const [files, setFiles] = useState<Attached[]>([]);
@@ -149,6 +151,7 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
           <option value="committee">Committee</option>
         </select>
         <button type="button" className="quiet" onClick={onOptions}><Icon name="tune" /> <span className="wide-only">{chosen(settings)}</span><span className="hidden-text">Settings of this chat</span></button>
+        {onState && <IconButton icon="messages" label="Conversation state: what the model sees" onClick={onState} />}
         <span className="spring" />
         {waiting > 0 && <button type="button" id="stop" className="round stop" aria-label="Stop" title="Stop (Esc)" onClick={onStop}><Icon name="stop" /></button>}
         <button type="submit" id="send" className="round primary" aria-label={waiting ? "Send: it waits for its turn" : "Send"} title="Send (Enter)" disabled={empty || loading}><Icon name="send" /></button>
