@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.web_fetch.extract import extract
-from shared.reading.charset import to_text
+from shared.reading.charset import load_detector, to_text
 from shared.reading.child import serve
 from shared.reading.parts import part
 
@@ -41,7 +41,8 @@ def _cpu_seconds(request: dict[str, Any]) -> float:
 
 
 def _load(request: dict[str, Any]) -> None:
-    """What the extractor imports is not on the page's account."""
+    """Import what reading needs, before the time of the page is measured."""
+    load_detector()
     if not request["plain"]:
         import lxml.html  # noqa: F401
         import trafilatura  # noqa: F401

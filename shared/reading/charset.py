@@ -52,6 +52,11 @@ _ZEROS_WITHIN, _ZEROS_SHARE = 4_096, 0.2
 _FEW_BROKEN = 10
 
 
+def load_detector() -> None:
+    """Import what decoding needs, before the time of a page is measured."""
+    import bs4.dammit  # noqa: F401
+
+
 def to_text(data: bytes, content_type: str, cut: bool = False) -> str:
     """Return the text of `data`; never raises.
 
