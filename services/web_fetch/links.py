@@ -13,7 +13,7 @@ from services.web_fetch.words import words
 
 MAX_LINKS = 100
 # Characters of a link's text, and of its URL; a link with a longer URL is left out.
-MAX_TEXT, MAX_URL = 200, 2_000
+MAX_TEXT, MAX_URL = 200, 1_000
 # Characters of the main text in which links are looked for.
 SEARCHED = 500_000
 # So many words in a row of a link's line stand in the main text where the link does.
