@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import logging
 import re
+import struct
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +28,12 @@ _MAGIC, _MAGIC_WITHIN = b"%PDF-", 1_024
 
 _BLANK = re.compile(r"\n[ \t]*\n")
 _HYPHENATED = re.compile(r"(\w)-\n(?=[a-zà-ÿ])")
+
+# A parser of such a form fails in many ways.
+_FAILURES = (
+    ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, OSError,
+    zlib.error, struct.error,
+)  # fmt: skip
 
 Why = Literal["password", "encryption", "damaged", "no_text"]
 
@@ -84,11 +92,11 @@ def read_pdf(data: bytes, *, most_chars: int = MOST_CHARS, seconds: float | None
             read += 1
             blocks += ((read, text) for text in found)
             chars += sum(map(len, found))
-    except DependencyError as exc:
-        raise PdfUnreadable("encryption", str(exc)) from exc
-    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OSError) as exc:
-        # A parser of such a form fails in many ways.
-        raise PdfUnreadable("damaged", f"{type(exc).__name__}: {str(exc)[:200]}") from exc
+    except (DependencyError, PyPdfError, *_FAILURES) as exc:
+        detail = str(exc)[:200]
+        if isinstance(exc, DependencyError) or (isinstance(exc, NotImplementedError) and "encryption" in detail):
+            raise PdfUnreadable("encryption", detail) from exc
+        raise PdfUnreadable("damaged", f"{type(exc).__name__}: {detail}") from exc
     if not blocks:
         raise PdfUnreadable("no_text", str(pages))
     return PdfText(one_line(without_controls(title)), blocks, pages, read)

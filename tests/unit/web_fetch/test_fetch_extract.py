@@ -230,9 +230,9 @@ def test_malformed_html_is_no_error(html: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.text(alphabet="<>/abh1p \n&;=\"'!-", max_size=300))
-def test_any_text_can_be_extracted(html: str) -> None:
-    extract(html, "text/html")
+@given(st.text(alphabet="<>/abh1p \n&;=\"'!-", max_size=300), st.booleans(), st.integers(0, 50))
+def test_any_text_can_be_extracted(html: str, plain: bool, offset: int) -> None:
+    extract(html, "text/html", plain=plain, url="https://a.example/", offset=offset)
 
 
 @given(st.text(max_size=300))

@@ -344,6 +344,12 @@ PDF = [
     ),
     Case("password", pdf(["x"], password="secret"), PDF_TYPE, error="fetch error: the PDF is protected by a password"),
     Case(
+        "unknown encryption",
+        pdf(["x"], password="secret").replace(b"/Standard", b"/StandarX"),
+        PDF_TYPE,
+        error="fetch error: the PDF is encrypted in a way that is not understood: .+",
+    ),
+    Case(
         "scan",
         pdf(["", ""]),
         PDF_TYPE,
