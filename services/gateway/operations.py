@@ -22,6 +22,11 @@ _UNDONE = "unavailable: "
 _AWAY = (_UNDONE, OUTCOME_UNKNOWN, "tool timeout", "tool unavailable", "unknown tool")
 
 
+def new_call() -> str:
+    """Return an id for a call of the gateway's own."""
+    return f"http:{uuid.uuid4().hex}"
+
+
 async def operate(
     gateway: Gateway, participant: str, user_id: str, *, changes: bool = False, time_zone: str = "", **args: Any
 ) -> dict[str, Any]:
@@ -43,14 +48,14 @@ async def operate_for(
     *,
     changes: bool = False,
 ) -> dict[str, Any]:
-    """The same within so many seconds. The query and the deadline of `caller` are set here."""
+    """The same within so many seconds. The id of the call is the query of `caller`, or a new one."""
     operation, trail, asked = f"{participant}_manage", Trail(), False
     try:
         async with gateway.reachable(extra=seconds):
             if await gateway.context.registry.served(operation) is None:
                 await gateway.check_room()
                 raise _unavailable(participant, f"no {participant} is running")
-            call_id, asked = f"http:{uuid.uuid4().hex}", True
+            call_id, asked = caller.query_id or new_call(), True
             caller = replace(caller, query_id=call_id, deadline=gateway.bus.now_ms() + int(seconds * 1000))
             outcome = await gateway.tools.call(
                 operation, args, call_id=call_id, caller=caller, timeout=seconds, attempt=1, internal=True, trail=trail

@@ -136,6 +136,12 @@ async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
                 await _sweep(bus, inbox, "-", "call_id", calls_of)
 
 
+async def erase_answer(bus: Bus, inbox: str, tool: str, call_id: str) -> None:
+    """Remove the answer to a call from the inbox of its caller, who has read it, and the stored result."""
+    await bus.link.call("UNLINK", result_key(tool, call_id))
+    await _sweep(bus, inbox, "-", "call_id", [call_id])
+
+
 def _keys(query_id: str) -> list[str]:
     found = [
         pair_key(query_id),

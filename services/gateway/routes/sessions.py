@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -16,7 +17,7 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.happened import happened
 from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
-from services.gateway.operations import files_now, operate_for
+from services.gateway.operations import files_now, new_call, operate_for
 from services.gateway.records import is_query_id, is_session_id, own_session
 from services.gateway.routes.titles import title
 from services.gateway.schemas import ChatSettings, SessionBody, TimeZone, told
@@ -32,6 +33,7 @@ from services.gateway.shapes.sessions import (
 from services.gateway.versions import tip_of
 from shared.errors import TransientError
 from shared.participant.tool_client import Caller
+from shared.records.erasing import erase_answer
 from shared.records.sessions import MAX_TURNS, SessionInfo, words_of
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
@@ -167,7 +169,7 @@ async def _messages(
 ) -> tuple[list[dict[str, Any]] | None, str | None]:
     """Return the messages array from a generator, which builds it as for an answer; else why there is none."""
     settings = ChatSettings.of(info.settings)
-    caller = Caller("", user_id=user.user_id, time_zone=time_zone or user.time_zone or gateway.settings.zone)
+    caller = Caller(new_call(), user_id=user.user_id, time_zone=time_zone or user.time_zone or gateway.settings.zone)
     args = {
         "op": "messages",
         "session_id": info.session_id,
@@ -183,6 +185,10 @@ async def _messages(
     except TransientError as exc:
         # The turns can be read from a bus that takes no writes; the generator cannot be asked there.
         return None, str(exc)
+    finally:
+        # the answer holds the conversation: nothing of it may be left when the session is deleted
+        with contextlib.suppress(TransientError):
+            await erase_answer(gateway.bus, gateway.context.inbox, "generator_manage", caller.query_id)
     # a session that was deleted meanwhile
     return (found["messages"], None) if found["found"] else ([], None)
 
