@@ -123,7 +123,9 @@ def run(
 
 @app.command()
 def ask(
-    query: Annotated[str, typer.Argument(help="The question; - reads it from standard input")],
+    query: Annotated[
+        str, typer.Argument(help="The question; - reads it from standard input; may be left out with --file")
+    ] = "",
     session: Session = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object when the answer is complete")] = False,
     no_thinking: NoThinking = False,
@@ -137,6 +139,8 @@ def ask(
     """Asks one question. Ctrl-C cancels it, a second Ctrl-C leaves at once."""
     sitting = _committee(committee, rounds)
     text = sys.stdin.read().strip() if query == "-" else query
+    if not text and not file:
+        raise typer.BadParameter("give a question, a file (--file), or both", param_hint="QUERY")
 
     async def work() -> int:
         async with Api(ClientSettings.load("cli")) as api:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from services.gateway.gateway import Gateway
 from shared.records.sessions import SessionInfo, Turn
+from shared.records.sessions import words_of as written
 
 # Sessions whose titles and turns are read for one search, and characters of turns.
 MOST_SESSIONS = 1_000
@@ -69,7 +70,7 @@ def match(info: SessionInfo, turns: Sequence[Turn], words: Sequence[str]) -> Mat
     if has_all(info.title, words):
         return Match(info, "", "")
     for turn in reversed(turns):
-        text = f"{turn.query}\n{turn.answer}"
+        text = f"{written(turn.query)}\n{turn.answer}"
         if has_all(f"{info.title}\n{text}", words):
             return Match(info, turn.query_id, excerpt(text, words))
     return None

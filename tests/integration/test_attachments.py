@@ -148,6 +148,9 @@ async def test_message_of_a_file_alone_is_answered(site: House, words: str) -> N
         assert (shown["title"], shown["turns"][0]["query"]) == ("photo.png", "")
         listed = (await pia.get("/queries", params={"session_id": "alone-1"})).json()["queries"]
         assert [one["query"] for one in listed] == [""]
+        # the words that only the model reads are nobody's
+        found = (await pia.get("/sessions", params={"search": "without a question"})).json()["sessions"]
+        assert found == []
 
 
 @pytest.mark.parametrize("files", [None, []])

@@ -642,6 +642,13 @@ async def test_a_question_with_files_is_asked_from_the_command_line(site: Site, 
     content = last_question()["content"]
     assert "attached file one.md" in content
     assert "The gate's code is 4711." in content
+    # a file alone
+    status, out, err = await ask(site, "--file", str(two))
+    assert (status, out, err) == (0, "I have read it.\n", "")
+    assert last_question()["content"].endswith("(The user sent the attached files without a question.)")
+    status, _, err = await ask(site)
+    assert status == 2
+    assert "give a question, a file (--file), or both" in err
     status, out, err = await ask(site, "x", "--file", str(tmp_path / "none.md"))
     assert (status, out) == (1, "")
     assert "none.md cannot be read: No such file or directory" in err

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
+from services.cli.counted import counted
 from services.cli.printable import printable
 from services.cli.sse import Event
 from services.cli.terminal import Terminal
@@ -132,9 +133,9 @@ def _result_line(data: dict[str, Any]) -> tuple[str, str]:
 def _cut(data: dict[str, Any]) -> str:
     """What does not fit the model's context."""
     names = ", ".join(str(file.get("name", "a file")) for file in data.get("attachments") or ())
-    images = f"images of earlier messages are left out: {names}" if names else ""
-    turns = f"the oldest {data['dropped_turns']} turns are left out" if data.get("dropped_turns") else ""
-    return f"the conversation no longer fits the model's context: {'; '.join(filter(None, (turns, images)))}"
+    images = f"images of earlier messages: {names}" if names else ""
+    turns = counted(dropped, "oldest turn") if (dropped := data.get("dropped_turns")) else ""
+    return f"the conversation no longer fits the model's context; left out: {', '.join(filter(None, (turns, images)))}"
 
 
 def _seat(data: dict[str, Any]) -> str:

@@ -40,6 +40,7 @@ from shared.errors import TransientError
 from shared.participant.settings import describe
 from shared.participant.tool_client import Caller
 from shared.records.journal import TERMINAL
+from shared.records.sessions import words_of
 
 # Of the tools that are alive, those that MCP clients are offered.
 TOOLS = (
@@ -306,7 +307,8 @@ class McpServer:
             page = await gateway.sessions.page(info.session_id, "A", limit=1)
             said = await gateway.sessions.turns(info.session_id, "A", after=info.tip or None)
         turns = [
-            {"query_id": turn.query_id, "query": turn.query, "answer": turn.answer, "time": turn.time} for turn in said
+            {"query_id": turn.query_id, "query": words_of(turn.query), "answer": turn.answer, "time": turn.time}
+            for turn in said
         ]
         return {"session_id": info.session_id, "title": info.title, "turns": turns, "total": page.total}
 

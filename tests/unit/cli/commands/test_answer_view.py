@@ -90,6 +90,21 @@ def test_control_characters_of_a_page_never_reach_the_terminal() -> None:
     assert text == "a[2Jbc31m"
 
 
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"dropped_turns": 1}, "1 oldest turn"),
+        ({"dropped_turns": 0, "attachments": [{"id": "f", "name": "a.png"}, {"id": "g"}]},
+         "images of earlier messages: a.png, a file"),
+        ({"dropped_turns": 2, "attachments": [{"name": "a.png"}]},
+         "2 oldest turns, images of earlier messages: a.png"),
+    ],
+)  # fmt: skip
+def test_what_no_longer_fits_the_context_is_named(data: dict[str, Any], expected: str) -> None:
+    text, _ = shown(("1-1", "context.truncated", data))
+    assert text == f"· the conversation no longer fits the model's context; left out: {expected}\n"
+
+
 def test_a_notice_repeated_by_every_attempt_is_shown_once() -> None:
     notice = {"text": "this model cannot think aloud"}
     assert shown(("1-1", "notice", notice), ("1-2", "notice", notice))[0].count("cannot think") == 1
