@@ -31,7 +31,7 @@ from shared.envelope import Envelope
 from shared.errors import DecodeError, Local2Error, PermanentError, TransientError
 from shared.participant.deadlines import Deadlines
 from shared.participant.inbox import ignored
-from shared.participant.room import LargeMessages
+from shared.participant.room import LARGE, LargeMessages
 from shared.participant.service import Context
 from shared.participant.tool import RUNNING
 from shared.participant.tool_watch import attributes_of, watched_request, watching
@@ -237,7 +237,8 @@ class ToolClient:
         except PydanticSerializationError as exc:
             text = f"the arguments cannot be sent: {exc}"
             return _refused(tool, call_id, caller, f"[tool error: {exc}]", text)
-        await self._large.admit(caller.user_id, call_id, len(data))
+        if large := len(data) > LARGE:
+            await self._large.admit(caller.user_id, call_id, len(data))
         if caller.deadline is not None and (left := bus.left(caller.deadline, caller.query_id)) < timeout + grace:
             # behind it nobody waits for anything, and the tool would run on for nothing
             timeout = min(timeout, max(0.0, left))
@@ -271,7 +272,8 @@ class ToolClient:
                     await bus.link.call("UNLINK", result_key(tool, call_id))
             return answer
         finally:
-            self._large.ended(caller.user_id, call_id)
+            if large:
+                self._large.ended(caller.user_id, call_id)
             self._deadlines.drop(call)
             calls.remove(call)
             if not calls:

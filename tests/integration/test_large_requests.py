@@ -58,7 +58,7 @@ class Place:
 
 @pytest.fixture
 async def place(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Place]:
-    """A gateway, a tool that works on sixteen calls at once, and two users. The janitor looks once a second."""
+    """A gateway, a tool that works on sixteen calls at once, and two users. The janitor looks every five seconds."""
     url, runs = redis_server.url, Counter[str]()
 
     @asynccontextmanager
@@ -73,9 +73,9 @@ async def place(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Pl
     sink = tool_service("sink", Sink, ProbeSettings, opened)
     with redis.Redis.from_url(url) as raw:
         async with AsyncExitStack() as stack:
-            settings = ProbeSettings(redis_url=url, data_dir=tmp_path, heartbeat=0.2, drain=0.5, concurrency=16)
+            settings = ProbeSettings(redis_url=url, data_dir=tmp_path, heartbeat=1, drain=0.5, concurrency=16)
             await stack.enter_async_context(running(sink, settings))
-            site = await stack.enter_async_context(serving(gateway_settings(url, tmp_path, heartbeat=0.2)))
+            site = await stack.enter_async_context(serving(gateway_settings(url, tmp_path, heartbeat=1, bus_wait=30)))
             await announced(url, "sink")
             ann, bob = [await stack.enter_async_context(await site.key(name)) for name in ("ann", "bob")]
             yield Place(site, raw, ann, bob, runs)
@@ -94,9 +94,9 @@ def outcome(answer: httpx.Response) -> tuple[int, str | None]:
 
 
 async def test_small_call_survives_another_users_large_ones(place: Place) -> None:
-    small = asyncio.create_task(call(place.ann, "small", 4.0))
+    small = asyncio.create_task(call(place.ann, "small", 8.0))
     await eventually(lambda: place.runs["small"])
-    large = [asyncio.create_task(call(place.bob, f"large {n}", 3.0, LARGE)) for n in range(20)]
+    large = [asyncio.create_task(call(place.bob, f"large {n}", 7.0, LARGE)) for n in range(20)]
     answers = Counter([outcome(answer) for answer in await asyncio.gather(*large)])
     # two of them fit into what one user may have under way
     assert answers == {(200, None): 2, (429, "too_many_requests"): 18}
@@ -109,7 +109,7 @@ async def test_small_call_survives_another_users_large_ones(place: Place) -> Non
 async def test_large_calls_of_many_users_leave_room_for_small_ones(place: Place) -> None:
     async with AsyncExitStack() as stack:
         users = [await stack.enter_async_context(await place.site.key(f"user-{n}")) for n in range(24)]
-        large = [asyncio.create_task(call(user, f"large {n}", 3.0, LARGE)) for n, user in enumerate(users)]
+        large = [asyncio.create_task(call(user, f"large {n}", 7.0, LARGE)) for n, user in enumerate(users)]
         await eventually(lambda: len(place.runs) >= 4)
         small = [await call(place.ann, f"small {n}", 0) for n in range(10)]
         assert {outcome(answer) for answer in small} == {(200, None)}

@@ -43,17 +43,18 @@ async def list_tools(gateway: GatewayDep, _user: UserDep) -> Response:
 @router.post(
     "/tools/{name}/call",
     summary="Call one tool over the bus; what goes wrong inside it is its `error`",
-    responses=told("The tool's result", ToolAnswer, _RESULT, 400, 404, 415, 422, 503),
+    responses=told("The tool's result", ToolAnswer, _RESULT, 400, 404, 415, 422, 429, 503),
 )
 async def call_tool(request: Request, name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
     tool, settings = canonical_tool(name, body.args), gateway.settings
     async with gateway.reachable():
         timeout = await gateway.tools.patience(tool, body.args, settings.tool_limit, settings.tool_timeout)
     async with gateway.reachable(extra=timeout):
-        if tool not in await gateway.tools.schemas():
-            registry = gateway.context.registry
+        registry = gateway.context.registry
+        served = await registry.served(tool)
+        if served is None or served.get("internal"):
             # what is served, but not to users, is not there for them
-            if await registry.served(tool) is not None or not await registry.known(tool):
+            if served is not None or not await registry.known(tool):
                 raise not_found("tool")
             await gateway.check_room()
             raise ApiError(503, "tool_unavailable", f"no worker of {tool} is running", {"Retry-After": "5"})
