@@ -312,6 +312,7 @@ def a_committee(visit: Visit) -> None:
     page.select_option("#mode", "committee")
     page.get_by_role("button", name="Settings of this chat").click()
     page.get_by_role("dialog").wait_for()
+    page.locator("fieldset input").first.wait_for()
     names = page.get_by_label("Names, separated by commas")
     if names.count():
         names.fill("Analyst, Skeptic")

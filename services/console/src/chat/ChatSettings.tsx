@@ -58,7 +58,7 @@ interface ChatSettingsDialogProps {
 
 export function ChatSettingsDialog({ open, settings, usual, action, onClose, onDone }: ChatSettingsDialogProps) {
   const [edited, edit] = useState(settings);
-  const [names, setNames] = useState<string[]>([]);
+  const [names, setNames] = useState<string[] | null>(null);
   useEffect(() => {
     if (!open) return;
     edit(settings);
@@ -87,7 +87,7 @@ export function ChatSettingsDialog({ open, settings, usual, action, onClose, onD
           <>
             <fieldset>
               <legend>Who deliberates, in this order</legend>
-              {names.length ? names.map((name) => (
+              {!names ? <p className="dim" role="status">Loading …</p> : names.length ? names.map((name) => (
                 <label key={name} className="check">
                   <input type="checkbox" checked={edited.personas.includes(name)} onChange={() => toggle(name)} /> {name}
                   {edited.personas.includes(name) && <span className="dim"> {edited.personas.indexOf(name) + 1}</span>}
