@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from attachments import png, upload
 from stage import Visit, answered, ask, until
 
 # Words that are on the page, in its storage and in its memory as long as the user is signed in.
@@ -32,8 +33,23 @@ def signing_out_leaves_nothing(visit: Visit) -> None:
     ben_id, ben = made_key(visit, "ben")
     page = visit.open(path="/")
     sign_in(page, ann)
+    files = [
+        upload(f"{WORDS}.png", "image/png", png(64, 48)),
+        upload("plan.md", "text/markdown", f"# The {WORDS}\n".encode()),
+    ]
+    page.set_input_files(".composer input[type=file]", files)
+    page.locator(".composer .thumbnail img").wait_for()
+    until(page, "!document.querySelector('.composer .attached .dim')")
     ask(page, f"What is the capital of France, for the {WORDS}?")
     answered(page, "Paris")
+    page.get_by_role("button", name="plan.md").click()
+    page.locator(".file-text", has_text=WORDS).wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Conversation state").click()
+    page.locator(".message.user", has_text=WORDS).wait_for()
+    page.keyboard.press("Escape")
+    page.goto(f"{visit.stack.url}/#files")
+    page.locator("#files-table", has_text=WORDS).wait_for()
     # more of the user's pages, and entries of the browser's history
     for place, words in (("memory", "Query"), ("bus", "Streams")):
         page.goto(f"{visit.stack.url}/#operate={place}")
