@@ -48,6 +48,7 @@ beforeEach(() => {
       return Promise.resolve(Response.json({ files: found, total: found.length, cursor: null }));
     }
     if (method === "DELETE") return Promise.resolve(Response.json({ deleted: true }));
+    if (name === "sessions/away") return Promise.resolve(Response.json({ messages: null, messages_missing: "no generator is there" }));
     if (name!.startsWith("sessions/")) return Promise.resolve(Response.json({ messages: [{ role: "system", content: "Be brief.\nToday is Friday." }, { role: "user", content: "<b>Hi</b>" }, { role: "assistant", content: "", tool_calls: [{ function: { name: "web_search" } }] }, { role: "tool", content: "found", name: "web_search" }] }));
     if (name === "files/gone") return Promise.resolve(Response.json({ error: { code: "not_found", message: "no such file" } }, { status: 404 }));
     return Promise.resolve(new Response("<script>window.hit = 1</script>", { headers: { "Content-Type": "text/html" } }));
@@ -243,4 +244,12 @@ it("the conversation state shows every message as text", async () => {
   expect(shown[1]).toContain("<b>Hi</b>");
   expect(shown[2]).toContain("web_search");
   expect(document.querySelector(".message b")).toBeNull();
+});
+
+it("the conversation state is asked in the browser's time zone, and says why it cannot be shown", async () => {
+  const format = vi.spyOn(Intl.DateTimeFormat.prototype, "resolvedOptions").mockReturnValue({ timeZone: "Australia/Sydney" } as Intl.ResolvedDateTimeFormatOptions);
+  await act(async () => root.render(<ConversationState open sessionId="away" state="" onClose={() => {}} />));
+  await until(() => document.body.textContent?.includes("no generator is there"));
+  format.mockRestore();
+  expect(sent.map(({ path }) => path)).toEqual(["sessions/away?limit=1&time_zone=Australia%2FSydney"]);
 });

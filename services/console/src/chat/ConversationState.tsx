@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "react";
 import { call } from "../api/http";
+import { inZone } from "../api/zone";
 import type { components } from "../api/schema";
 import type { SessionShown } from "../api/types";
 import { CopyButton } from "../ui/CopyButton";
@@ -26,8 +27,12 @@ export function ConversationState({ open, sessionId, state, onClose }: Conversat
   useEffect(() => {
     if (!open) return undefined;
     let over = false;
-    call<SessionShown>("GET", `sessions/${encodeURIComponent(sessionId)}?limit=1`).then(
-      (shown) => { if (!over) { setMessages(shown.messages); setWrong(""); } },
+    inZone((zone) => call<SessionShown>("GET", `sessions/${encodeURIComponent(sessionId)}?limit=1${zone ? `&time_zone=${encodeURIComponent(zone)}` : ""}`)).then(
+      (shown) => {
+        if (over) return;
+        setMessages(shown.messages);
+        setWrong(shown.messages ? "" : `The messages cannot be shown now: ${shown.messages_missing}`);
+      },
       (error: Error) => { if (!over) setWrong(error.message); },
     );
     return () => { over = true; };
@@ -48,7 +53,7 @@ export function ConversationState({ open, sessionId, state, onClose }: Conversat
             <p className="message-role"><span className="badge">{ROLES[message.role]}</span> {message.name && <code>{message.name}</code>}</p>
             {message.content && <p className="message-text" dir="auto">{message.content}</p>}
             {message.tool_calls?.map((one, place) => <pre key={place} className="json wrapped" tabIndex={0} dir="ltr">{JSON.stringify(one, null, 2)}</pre>)}
-            {message.attachments && message.attachments.length > 0 && <p className="dim">{counted(message.attachments.length, "file")} attached</p>}
+            {message.attachments && message.attachments.length > 0 && <p className="dim">{counted(message.attachments.length, "image")} attached</p>}
           </li>
         ))}
       </ol>

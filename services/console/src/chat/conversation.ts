@@ -1,6 +1,7 @@
 // One session as the server has it: its turns, what runs, asking, following, stopping.
 
 import { ApiError, call } from "../api/http";
+import { inZone } from "../api/zone";
 import { follow, sleep } from "../api/events";
 import type { ChatSettings, QueryBody, QueryListed, Reward, SessionShown, TurnShown, TurnTold } from "../api/types";
 import { Store } from "./store";
@@ -244,8 +245,8 @@ export class Conversation extends Store {
     this.turns = [...this.turns, store];
     this.#told();
     try {
-      const body = { ...asked, ...timeZone(), ...(this.sessionId ? { session_id: this.sessionId } : {}), ...(replaced ? { instead_of: replaced.turn.queryId } : {}), ...(files.length ? { attachments: files.map(({ id }) => id) } : {}) };
-      const accepted = await accept(body, (text) => this.#say(text), signal);
+      const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}), ...(replaced ? { instead_of: replaced.turn.queryId } : {}), ...(files.length ? { attachments: files.map(({ id }) => id) } : {}) };
+      const accepted = await inZone((zone) => accept({ ...body, time_zone: zone }, (text) => this.#say(text), signal));
       turn.queryId = accepted.query_id;
       if (signal.aborted) return;
       const first = this.sessionId === null;
@@ -458,12 +459,6 @@ export async function everyTurn(sessionId: string | null): Promise<TurnShown[]> 
   return found;
 }
 
-/** The browser's time zone: the model reads today's date there. Nothing where the browser names none. */
-function timeZone(): { time_zone?: string } {
-  const { timeZone: name } = new Intl.DateTimeFormat().resolvedOptions();
-  return name ? { time_zone: name } : {};
-}
-
 const words = (text: string): string => text.split(/\s+/).join(" ").trim().normalize("NFC");
 
 function fromSession({ query_id, after, query, answer, interrupted, time, attachments }: TurnShown): Turn {
@@ -484,8 +479,6 @@ async function accept(body: QueryBody, onConnection: (text: string) => void, sig
       onConnection("");
       return accepted;
     } catch (error) {
-      // a zone that the server does not know, such as one that is newer than its list, must not refuse the question
-      if (error instanceof ApiError && error.status === 422 && body.time_zone) return accept({ ...body, time_zone: null }, onConnection, signal);
       if (!(error instanceof ApiError) || !error.temporary || attempt === TRIES || signal.aborted) throw error;
       const pause = error.retryAfter * 1000 || 500 * 2 ** attempt;
       onConnection(`${error.message} Trying again in ${Math.ceil(pause / 1000)} s.`);
