@@ -171,14 +171,20 @@ def hidden_article(tree: HtmlElement, whole: str) -> str:
 def main_text(tree: HtmlElement, whole: str) -> str:
     """The page's main text; `whole` is all of its text without furniture, to compare with.
 
-    A thread of comments is read only where the page has no sentence beside it.
+    A thread of comments is left out, unless the page has no sentence beside it: then the page is the thread.
     """
     bare = without_comments(tree)
-    if bare is not None:
-        text = _main_text(bare, whole_page(bare))
-        if any(count(line) >= LEAD_WORDS and _SENTENCE_END.search(line) for line in text.split("\n")):
-            return text
-    return _main_text(tree, whole)
+    if bare is None:
+        return _main_text(tree, whole)
+    text = _main_text(bare, whole_page(bare))
+    linked = set(map(joined, link_texts(bare)))
+    return text if any(_is_prose(line) and joined(line) not in linked for line in text.split("\n")) else whole
+
+
+def _is_prose(line: str) -> bool:
+    """Whether a line is a sentence, or longer than what is none. Thai sentences end without a mark."""
+    words = count(line)
+    return words >= FEW_WORDS or (words >= LEAD_WORDS and _SENTENCE_END.search(line) is not None)
 
 
 def _main_text(tree: HtmlElement, whole: str) -> str:

@@ -64,6 +64,11 @@ def thread(opening: str, comment: str, closing: str, above: str = f"<h1>Lock clo
     return f"<title>Lock</title><main><article>{above}</article>{opening}{comment.format(COMMENT) * 60}{closing}</main>"
 
 
+THREAD_ROW = (
+    "<tr><td><div><span class=comhead><a href=/u>ann</a></span></div><div class=comment><div>I think that this is a "
+    "bad idea.<p>See <a href=//c.example/>https://c.example/</a></div><a href=/r>reply</a></div>"
+)
+
 ENCODINGS = [
     Case("latin-1 header over UTF-8", GERMAN, {"content_type": "text/html; charset=ISO-8859-1"}, has=("fünf Tage",)),
     Case(
@@ -131,6 +136,13 @@ COMMENTS = [
         "thread of nothing but comments",
         thread("<div id=comments>", "<div class=comment>{}</div>", "</div>", above="<h1>Lock</h1>"),
         has=("bad idea",),
+    ),
+    Case(
+        "thread in a table",
+        f"<table><tr><td><a href=//b.example/>Old boats</a> (b.example)<tr><td>9 points by ann</table>"
+        f"<table class=comment-tree>{THREAD_ROW * 30}</table><center><a href=/apply>Apply for a place in the next "
+        "class of boats today.</a></center>",
+        has=("Old boats (b.example)", "bad idea", "See https://c.example/"),
     ),
     Case(
         "page that is named so",
