@@ -186,11 +186,13 @@ test("a key of one tab leaves nothing in the browser", async () => {
 
 test.each([["ann", true], ["bob", false]])("a link finds drafts of %s: %s", async (user, there) => {
   for (const [name, value] of Object.entries({ key: "key-of-ann", user, "draft.new": JSON.stringify(SECRET) })) localStorage.setItem(`local2.${name}`, value);
+  localStorage.setItem("local2.theme", '"dark"');
   history.replaceState(null, "", "/#once=token");
   await visit();
   await until(() => document.querySelector("#question"));
   expect(localStorage.getItem("local2.key")).toBe("key-of-ann-2");
   expect(stored().includes(SECRET)).toBe(there);
+  expect([localStorage.getItem("local2.theme"), localStorage.getItem("local2.user")]).toEqual(['"dark"', "ann"]);
 });
 
 test("code that still runs stores nothing and asks nothing after a sign-out", async () => {

@@ -21,10 +21,11 @@ export const storedKey = (): string => read("sessionStorage", KEY) ?? read("loca
     user stored is removed; `user`: the key's user, "" where that is not known. */
 export function storeKey(key: string, user: string, remember: boolean): void {
   const same = user !== "" && (read("localStorage", USER) ?? "") === user;
-  for (const place of PLACES) remove(place, (name) => name === KEY || name === USER || !same);
-  const place = remember ? "localStorage" : "sessionStorage";
-  write(place, KEY, key);
-  if (user) write(place, USER, user);
+  const target: Place = remember ? "localStorage" : "sessionStorage";
+  // the former key is replaced, not removed: other tabs would take that for a sign-out
+  write(target, KEY, key);
+  for (const place of PLACES) remove(place, (name) => (name === KEY ? place !== target : name === USER || (!same && !OF_DEVICE.has(name))));
+  if (user) write(target, USER, user);
 }
 
 /** Return the stored value of that name, or `otherwise` when there is none or storage is switched off. */
