@@ -203,7 +203,7 @@ async def test_a_summary_says_until_where_it_reaches_and_is_read_as_it_is(sessio
     await session.link.pipe(Sessions(session).appending("s", "A", later))
     assert await summaries.read("s") is None
     assert await summaries.keep("s", "u", None, [TURN], "first")
-    assert raw.hgetall(key) == {b"until": b"5-1", b"turns": b"1", b"text": b"first"}
+    assert raw.hgetall(key) == {b"until": b"5-1", b"turns": b"1", b"text": b"first", b"attachments": b"[]"}
     first = await summaries.read("s")
     assert first == Summary("5-1", 1, "first")
     # another conversation's takes its place, when it is the one that is known
