@@ -192,7 +192,7 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_nothing_of_it(redis_url: s
                         ids = sorted(each.response_id for each in said)
                         assert sorted(engrams) == ids
                         assert sorted(line["metadata"]["id"] for line in await client.exported(user)) == ids
-                        hits = (await client.manage("search", user, query="question", limit=50))["hits"]
+                        hits = (await client.manage("search", user, query=f"Question 3? Of {user}.", limit=50))["hits"]
                         assert {hit["answer"] for hit in hits} == {f"Of {user}."}
                         assert None not in [hit["why"]["similarity"] for hit in hits]
                     assert (await client.engrams("a"))[users["a"][3].response_id]["score"] == 5
