@@ -24,6 +24,7 @@ import psutil
 from children import Child
 from tables import Target, table
 
+from services.memory.catalog import Catalog
 from services.memory.engine import Engine, package
 from services.memory.engram import Engram
 from services.memory.index import entry
@@ -120,6 +121,7 @@ class Words:
 
     def __init__(self, keywords: KeywordIndex) -> None:
         self._keywords = keywords
+        self.catalog = Catalog()
 
     async def look(self, _user_id: str, work: Callable[[KeywordIndex], Any]) -> Any:
         return await asyncio.to_thread(work, self._keywords)

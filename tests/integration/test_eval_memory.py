@@ -109,6 +109,6 @@ async def test_what_was_imported_is_removed_after_a_failure(
     path.write_text("\n".join(lines))
     done = await stack.local2("eval", "memory", str(path))
     assert done.exit_code == 1
-    assert "0 of 1 turns were imported" in done.output
+    assert "imported 0 of 1 turn" in done.output
     keys = (await stack.site.http.get("/keys")).json()["keys"]
     assert [key["name"] for key in keys if key["name"].startswith("eval-")] == []
