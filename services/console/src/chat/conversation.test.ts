@@ -89,3 +89,16 @@ it.each([
   format.mockRestore();
   expect(bodies.map((body) => (JSON.parse(body) as { time_zone: string | null }).time_zone)).toEqual(sent);
 });
+
+it("an edited question from which the last file was removed is sent with an empty list of files", async () => {
+  await conversation.show("s");
+  const bodies: { instead_of?: string; attachments?: string[] }[] = [];
+  vi.stubGlobal("fetch", (path: string, { body }: RequestInit = {}) => {
+    if (path.startsWith("query?")) bodies.push(JSON.parse(String(body)) as typeof bodies[0]);
+    return Promise.resolve(Response.json(path.startsWith("query?") ? { query_id: "10-0", session_id: "s" } : { queries: [], ...info, turns: [], earlier: null }));
+  });
+  const { turn: edited } = conversation.turns.at(-1)!;
+  await conversation.ask({ query: "without the file", files: [] }, edited);
+  await conversation.ask({ query: "a new question" });
+  expect(bodies.map(({ instead_of, attachments }) => [instead_of, attachments])).toEqual([[edited.queryId, []], [undefined, undefined]]);
+});

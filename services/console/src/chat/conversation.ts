@@ -245,7 +245,8 @@ export class Conversation extends Store {
     this.turns = [...this.turns, store];
     this.#told();
     try {
-      const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}), ...(replaced ? { instead_of: replaced.turn.queryId } : {}), ...(files.length ? { attachments: files.map(({ id }) => id) } : {}) };
+      // without the field a question that replaces another one has the files of that one
+      const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}), ...(replaced ? { instead_of: replaced.turn.queryId } : {}), ...(files.length || replaced ? { attachments: files.map(({ id }) => id) } : {}) };
       const accepted = await inZone((zone) => accept({ ...body, time_zone: zone }, (text) => this.#say(text), signal));
       turn.queryId = accepted.query_id;
       if (signal.aborted) return;
