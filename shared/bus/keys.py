@@ -270,12 +270,15 @@ RATIONED = tuple(
         REPLICAS,
     )
 )
+# How the request streams of tools begin. Their entries are written by trusted participants alone.
+REQUESTS = f"{TOOL_REQUEST.stream}.".encode()
 # The same of keys that are named after a tool or participant: those of untrusted ones.
 _RATIONED_BY_NAME = tuple(
     key.encode()
     for key in (
         *(family.pattern.partition("<")[0] for family in (result_key, replica_key, schema_key, starts_key)),
         f"{TOOL_RESULT.stream}.",
+        REQUESTS.decode(),
         once_key(DEAD_LETTER.stream, f"{TOOL_REQUEST.stream}."),
     )
 )

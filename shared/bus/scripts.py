@@ -116,6 +116,9 @@ end
 return 0
 """)
 
+# Removes a stream that has no entries, with its groups. KEYS: stream. Returns how many were removed.
+DROP_EMPTY = Script("return redis.call('XLEN', KEYS[1]) == 0 and redis.call('UNLINK', KEYS[1]) or 0")
+
 # The entries between two ids in which a text occurs, of the next so many (200 at most); of a longer text its first 200
 # bytes, so that looking for it takes no longer. KEYS: stream. ARGV: first id, id behind the last, text, how many; FIRST
 # for whoever looks for one near the beginning: what follows it is not read, and reading is all that it costs.

@@ -94,7 +94,7 @@ class Janitor:
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
                 spare = _SPARE_OF_ONE_MS if subject.single_group else _SPARE_MS
                 await self._bus.trim(subject, spare_ms=spare, abandoned=abandoned)
-                if outside(subject.name.removeprefix(f"{TOOL_REQUEST.name}.")):
+                if _untrusted(subject.name):
                     await self._bus.drop_excess_consumers(subject.stream)
             except BusFull as exc:
                 # what cannot be noted must not keep the others from being trimmed, which makes room
@@ -112,3 +112,9 @@ class Janitor:
         return [
             group for group in absent if now - self._absent.setdefault((subject.stream, group), now) >= ABANDONED_MS
         ]
+
+
+def _untrusted(subject: str) -> bool:
+    """Whether a subject is read by a worker that may be captured: one outside, or mcp with its `server__tool`."""
+    tool = subject.removeprefix(f"{TOOL_REQUEST.name}.")
+    return tool != subject and (outside(tool) or "__" in tool)

@@ -1,8 +1,8 @@
 """What untrusted workers leave in Redis has a quota, so that none can fill the server with junk for good.
 
 Redis knows no quotas for its users: a captured worker may write what its user may write, until the server's memory is
-at its limit and every write is refused. Nothing accepted is lost then, and the janitor makes room here. Request streams
-are not touched: no untrusted worker writes them, and what is pending in them must be done.
+at its limit and every write is refused. Nothing accepted is lost then, and the janitor makes room here. A request
+stream is removed only while it has no entries: what is pending in one must be done.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shared.bus import Bus, Command
-from shared.bus.keys import OURS, rationed
+from shared.bus.keys import OURS, REQUESTS, rationed
+from shared.bus.scripts import DROP_EMPTY
 from shared.contracts import DEAD_LETTER
 from shared.participant.room import SCARCE, memory
 from shared.telemetry.logging import get_logger
@@ -42,6 +43,8 @@ async def ration(bus: Bus) -> int:
             kinds[kind].append((size, key))
     removed = 0
     for kind, sizes in kinds.items():
+        if kind == REQUESTS:
+            sizes = await _empty(bus, sizes)
         gone = _above(sizes, quota)
         if not gone:
             continue
@@ -50,6 +53,12 @@ async def ration(bus: Bus) -> int:
         for start in range(0, len(gone), _PAGE):
             await bus.link.pipe([await _removal(bus, key) for _, key in gone[start : start + _PAGE]])
     return removed
+
+
+async def _empty(bus: Bus, sizes: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Return those of some streams that have no entries."""
+    lengths = await bus.link.pipe_raw([("XLEN", key) for _, key in sizes]) if sizes else []
+    return [one for one, length in zip(sizes, lengths, strict=True) if length == 0]
 
 
 async def _sizes(bus: Bus, keys: Sequence[bytes]) -> list[int]:
@@ -76,4 +85,6 @@ async def _removal(bus: Bus, key: bytes) -> Command:
     if key == DEAD_LETTER.stream.encode():
         # the older half: an operator may still want to see what the others say
         return ("XTRIM", key, "MAXLEN", int(await bus.link.call("XLEN", key)) // 2)
+    if key.startswith(REQUESTS):
+        return DROP_EMPTY((key.decode(errors="surrogateescape"),))
     return ("UNLINK", key)

@@ -31,8 +31,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_TOOLS = 1_000
 _OUTSIDE = "web_"
 _MCP = "mcp"
-# Unfinished requests of a tool outside above which further calls are refused: its worker may not read them, and nothing
-# that waits in a stream is ever removed.
+# Unfinished requests of an untrusted worker's tool above which further calls are refused: the worker may not read them,
+# and nothing that waits in a stream is ever removed.
 MOST_WAITING = 10_000
 
 
@@ -231,17 +231,18 @@ class Registry:
         if not names:
             return
         workers = sorted({info.participant for info in self._snapshot if outside(info.participant)})
-        streams = [TOOL_REQUEST.for_tool(worker).stream for worker in workers]
+        # Tools of workers that may be captured: those outside are named like their worker, mcp's are `server__tool`.
+        tools = [*workers, *(name for name in names if "__" in name)]
         known, count, *replies = await self._bus.link.pipe_raw(
             [
                 ("SMISMEMBER", KNOWN_TOOLS, *names),
                 ("SCARD", KNOWN_TOOLS),
-                *(grouping(stream, worker) for stream, worker in zip(streams, workers, strict=True)),
-                *(("XINFO", "GROUPS", stream) for stream in streams),
+                *(grouping(TOOL_REQUEST.for_tool(worker).stream, worker) for worker in workers),
+                *(("XINFO", "GROUPS", TOOL_REQUEST.for_tool(tool).stream) for tool in tools),
             ]
         )
-        waiting = zip(workers, replies[len(workers) :], strict=True)
-        self._overloaded = {worker for worker, groups in waiting if _unfinished(groups) > MOST_WAITING}
+        waiting = zip(tools, replies[len(workers) :], strict=True)
+        self._overloaded = {tool for tool, groups in waiting if _unfinished(groups) > MOST_WAITING}
         if isinstance(known, ReplyError):
             if known.code == "WRONGTYPE":
                 await mend(self._bus.link)
@@ -281,7 +282,7 @@ class Registry:
         return self._served.get(tool)
 
     def overloaded(self, tool: str) -> bool:
-        """Whether so many requests wait for a tool outside that further ones are refused."""
+        """Return whether so many requests wait for a tool of an untrusted worker that further ones are refused."""
         return tool in self._overloaded
 
     async def has_worker(self, tool: str) -> bool:

@@ -490,6 +490,25 @@ async def test_its_group_is_made_by_whoever_reads_the_registry_and_again_when_it
         await running
 
 
+async def test_empty_request_streams_beyond_measure_go_and_others_stay(tmp_path: Path) -> None:
+    """mcp may make groups of tools that it names itself, and read there under any name."""
+    limit = ("--maxmemory", "32mb", "--appendonly", "no")
+    with acl_redis(tmp_path, arguments=limit) as users, redis.Redis.from_url(users.core) as core:
+        streams = [f"local2:tool.request.server__{n}" for n in range(19)]
+        for stream in streams:
+            core.xgroup_create(stream, "mcp", "0", mkstream=True)
+            entry = core.xadd(stream, {"payload": "x"})
+            core.xreadgroup("mcp", "x" * 700_000, {stream: ">"})
+            if stream != streams[-1]:
+                core.xdel(stream, entry)
+        async with Bus(users.core, "test/1") as bus:
+            await bus.link.call("PING")
+            await Janitor(bus, 60).round()
+        assert len([stream for stream in streams if core.exists(stream)]) < 10
+        assert core.xlen(streams[-1]) == 1
+        assert core.xpending(streams[-1], "mcp")["pending"] == 1
+
+
 @pytest.mark.parametrize("size", [1_000_000, 20], ids=["long names", "many names"])
 async def test_consumers_beyond_measure_go_and_what_they_held_stays(
     size: int, bus: Bus, web: redis.Redis, core: redis.Redis

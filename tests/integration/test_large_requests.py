@@ -146,17 +146,21 @@ def outcome_of_query(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["code"])
 
 
-async def test_calls_of_a_worker_outside_that_reads_none_are_refused(place: Place, redis_server: EmbeddedRedis) -> None:
-    stream = TOOL_REQUEST.for_tool("web_x").stream
-    tool = {"type": "function", "function": {"name": "web_x", "description": "x", "parameters": {}}}
-    info = ReplicaInfo("web_x", "r1", "ready", 1, 1, tools=[tool], release=RELEASE)
+@pytest.mark.parametrize(("worker", "name"), [("web_x", "web_x"), ("mcp", "server__x")])
+async def test_calls_of_a_worker_outside_that_reads_none_are_refused(
+    worker: str, name: str, place: Place, redis_server: EmbeddedRedis
+) -> None:
+    stream = TOOL_REQUEST.for_tool(name).stream
+    place.raw.xgroup_create(stream, worker, "0", mkstream=True)
+    tool = {"type": "function", "function": {"name": name, "description": "x", "parameters": {}}}
+    info = ReplicaInfo(worker, "r1", "ready", 1, 1, tools=[tool], release=RELEASE)
     async with Bus(redis_server.url, "test/1") as bus:
         await bus.link.pipe(announcing(info, 60_000))
         await bus.link.pipe([("XADD", stream, "*", "payload", "{}") for _ in range(MOST_WAITING + 1)])
 
         async def refused() -> bool:
-            answer = await call(place.ann, "x", 0, tool="web_x")
-            return answer.status_code == 200 and "too many calls of web_x wait" in answer.json()["error"]
+            answer = await call(place.ann, "x", 0, tool=name)
+            return answer.status_code == 200 and f"too many calls of {name} wait" in answer.json()["error"]
 
         await eventually(refused)
         before = place.raw.xlen(stream)

@@ -125,7 +125,8 @@ def test_what_stands_in_redis_is_found_by_the_next_release_too() -> None:
         (b"local2:result:{local2:tool.request.server__x}:c", b"local2:result:{local2:tool.request."),
         (b"local2:result:{local2:tool.request.probe}:c__x", None),
         (b"local2:inbox:x:r1", b"local2:inbox:"),
-        (b"local2:tool.request.web_x", None),
+        (b"local2:tool.request.web_x", b"local2:tool.request."),
+        (b"local2:tool.request.probe", None),
         (b"local2:tool.result.web_x", b"local2:tool.result."),
         (b"local2:tool.result.probe", None),
         (
