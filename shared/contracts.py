@@ -21,7 +21,7 @@ from shared.errors import DecodeError
 
 PREFIX = "local2:"
 MAX_QUERY_CHARS = 400_000
-# What the model reads of a message that consists of files alone; clients see an empty text.
+# The text that the model reads for a message of files alone; clients get an empty text.
 FILES_ALONE = "(The user sent the attached files without a question.)"
 
 RespondentId = Literal["A", "B"]
@@ -145,8 +145,8 @@ class ToolSchemaRequest(Payload):
 # What every call makes, and asks for its fields many times, is checked like a model and is none: those are slow to ask.
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_STRICT)
 class ToolRequest:
-    """The call of a tool. `token` is known to its caller and to the tool's worker alone: `reply_to` takes no answer
-    without it. `time_zone`: IANA name of the user's zone; empty: the deployment's."""
+    """A call of a tool. Only its caller and the tool's worker have the `token`: `reply_to` takes no answer without it.
+    `time_zone`: IANA name of the user's zone; empty: the deployment's."""
 
     query_id: str
     call_id: Annotated[str, Field(min_length=1)]
@@ -634,7 +634,7 @@ TOOL_ALIASES: dict[str, str] = {
 
 
 def canonical_tool(name: str, args: dict[str, Any]) -> str:
-    """Return the current name of the tool that a call means. An old recall name with a `topic` means recall_topic."""
+    """Return the current name of a called tool. An old recall name with a `topic` means recall_topic."""
     current = TOOL_ALIASES.get(name, name)
     if current == "search_memory" and name != current and args.get("topic"):
         return "recall_topic"
@@ -642,7 +642,7 @@ def canonical_tool(name: str, args: dict[str, Any]) -> str:
 
 
 def listed_tools(names: Iterable[str]) -> frozenset[str]:
-    """Return the current names of all tools that a list of names means: an old recall name means two of them."""
+    """Return the current names of listed tools. An old recall name stands for two tools."""
     topic: dict[str, Any] = {"topic": "any"}
     return frozenset(current for name in names for current in (canonical_tool(name, {}), canonical_tool(name, topic)))
 

@@ -1,4 +1,4 @@
-"""Time zones by their IANA names, and the local time of a moment. Moments are in ms since the epoch."""
+"""Time zones by their IANA names, and local times. Moments are in ms since the epoch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from zoneinfo import ZoneInfo, available_timezones
 LONGEST_NAME = 64
 EXAMPLE = "Europe/Berlin"
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-# Files beside the database that are no zone.
+# Files of the database that are not zones.
 _NO_ZONES = {"factory", "localtime"}
 _LINK, _NAMED = Path("/etc/localtime"), Path("/etc/timezone")
 
 
 @cache
 def _names() -> dict[str, str]:
-    """The names of the database by their case-folded form: IANA names differ in more than case."""
+    """Return the names of the database by their case-folded form: no two names differ in case alone."""
     return {name.casefold(): name for name in available_timezones() if name.casefold() not in _NO_ZONES}
 
 
 def zone_name(text: str) -> str:
-    """Return the IANA name that a text is, in its own spelling. Raises ValueError with a sentence for users."""
+    """Return the IANA name for a text, in the database's spelling. Raises ValueError with a sentence for users."""
     found = _names().get(text.strip().casefold()) if len(text) <= LONGEST_NAME else None
     if found is None:
         shown = text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
@@ -34,13 +34,13 @@ def zone_name(text: str) -> str:
 
 
 def city_zone(text: str) -> str | None:
-    """Return the zone that is named after a city; None for another place."""
+    """Return the zone that is named after a city; None if there is none."""
     city = f"/{text.strip().replace(' ', '_').casefold()}"
     return min((name for key, name in _names().items() if len(city) > 1 and key.endswith(city)), default=None)
 
 
 def first_zone(*texts: str, otherwise: str = "UTC") -> str:
-    """Return the zone that the first of the texts names which names one: for texts that other programs have written."""
+    """Return the zone of the first text that names one, else `otherwise`. For texts from other programs."""
     for text in texts:
         try:
             return zone_name(text)
@@ -50,12 +50,12 @@ def first_zone(*texts: str, otherwise: str = "UTC") -> str:
 
 
 def machine_zone() -> str | None:
-    """Return the zone of `TZ`, else of /etc/localtime or /etc/timezone; None when none of them names one."""
+    """Return the zone from `TZ`, else from /etc/localtime or /etc/timezone; None if none of them names a zone."""
     said = os.environ.get("TZ", "").removeprefix(":")
     if said and not said.startswith("/"):
         named = [said]
     else:
-        # as the C library reads it, `TZ` may be the path of a file
+        # `TZ` may be the path of a file, as in the C library.
         named = [os.path.realpath(said or _LINK).split("zoneinfo/")[-1]]
         with suppress(OSError, ValueError):
             named += [] if said else [_NAMED.read_text(encoding="ascii")]
@@ -83,15 +83,15 @@ def day_bounds(day: date, zone: str) -> tuple[int, int]:
     Raises ValueError for an unknown zone.
     """
     where = ZoneInfo(zone_name(zone))
-    # a midnight that a change skips is read with the offset before it: that is the moment of the change
+    # A skipped midnight gets the offset before the change, which is the moment of the change itself.
     starts = (datetime(each.year, each.month, each.day, tzinfo=where) for each in (day, day + timedelta(days=1)))
     first, following = (round(start.timestamp() * 1000) for start in starts)
     return first, following
 
 
 def date_line(ms: int, zone: str) -> str:
-    """Return the line that tells a model the date. It holds no time of day, so that it is the same text all day and
-    stays in the model server's prompt cache. Raises ValueError for an unknown zone."""
+    """Return the date line of a prompt. It has no time of day: the same text all day keeps the model server's prompt
+    cache valid. Raises ValueError for an unknown zone."""
     day = local_date(ms, zone)
     return f"Today's date: {day.isoformat()} ({weekday(day)}, {zone})"
 

@@ -260,7 +260,7 @@ def _apart(part: str) -> str:
     return part.replace("%", "%25").replace(":", "%3A")
 
 
-# How the keys begin that untrusted workers may write, whatever follows.
+# Prefixes of keys that untrusted workers may write.
 RATIONED = tuple(
     key.encode()
     for key in (
@@ -270,9 +270,9 @@ RATIONED = tuple(
         REPLICAS,
     )
 )
-# How the request streams of tools begin. Their entries are written by trusted participants alone.
+# The prefix of the request streams of tools. Only trusted participants write entries to them.
 REQUESTS = f"{TOOL_REQUEST.stream}.".encode()
-# The same of keys that are named after a tool or participant: those of untrusted ones.
+# Prefixes of keys with the name of a tool or a participant: untrusted workers may write those with an untrusted name.
 _RATIONED_BY_NAME = tuple(
     key.encode()
     for key in (
@@ -282,7 +282,7 @@ _RATIONED_BY_NAME = tuple(
         once_key(DEAD_LETTER.stream, f"{TOOL_REQUEST.stream}."),
     )
 )
-# Workers that touch the outside, the participant mcp, and its tools `server__tool`.
+# Names of untrusted workers: `web_…`, the participant mcp, and its tools `server__tool`.
 _UNTRUSTED = re.compile(rb"web_|mcp(:|$)|[^:}]*__")
 
 
@@ -291,7 +291,7 @@ OURS = f"{PREFIX}*".encode()
 
 
 def rationed(key: bytes) -> bytes | None:
-    """Return how the kind of key begins that a key is of; None for one that no untrusted worker may write."""
+    """Return the prefix of a key's kind; None for a key that no untrusted worker may write."""
     if kind := next((kind for kind in RATIONED if key.startswith(kind)), None):
         return kind
     kind = next((kind for kind in _RATIONED_BY_NAME if key.startswith(kind)), None)

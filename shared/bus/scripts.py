@@ -7,7 +7,7 @@ else waiting.
 
 from shared.bus.port import Script
 
-# The consumer that owns what any replica may claim at once.
+# The consumer that owns entries which any replica may claim at once.
 UNOWNED_CONSUMER = "handover"
 
 # Publishes at most once under a key. KEYS: stream, key. ARGV: seconds, what follows the stream in an XADD.
@@ -92,9 +92,9 @@ end
 return heard
 """)
 
-# Removes consumers that no replica can be: with a name longer than 200 bytes, or beyond the first thousand of their
-# group. A captured worker may read under any name, and each costs memory. What they hold becomes claimable at once.
-# KEYS: stream. ARGV: group, heir. Returns 1 when there may be more of them, else 0.
+# Removes excess consumers: those with a name longer than 200 bytes, and those beyond the first thousand of their group.
+# A captured worker may read under any name, and each name costs memory. Any replica may claim their entries at once.
+# KEYS: stream. ARGV: group, the unowned consumer. Returns 1 when there may be more excess consumers, else 0.
 DROP_EXCESS = Script("""
 local moved, removed = 0, 0
 for n, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -116,7 +116,7 @@ end
 return 0
 """)
 
-# Removes a stream that has no entries, with its groups. KEYS: stream. Returns how many were removed.
+# Removes a stream without entries, with its groups. KEYS: stream. Returns 1 if it was removed, else 0.
 DROP_EMPTY = Script("return redis.call('XLEN', KEYS[1]) == 0 and redis.call('UNLINK', KEYS[1]) or 0")
 
 # The entries between two ids in which a text occurs, of the next so many (200 at most); of a longer text its first 200

@@ -40,7 +40,7 @@ BEFORE_TOO_LATE = f"({_TOO_LATE}-0"
 # Whoever has an office says so more often (ms).
 _OFFICE_MS = 60_000
 
-# Steps of at most a hundred consumers in which excess ones are removed at a time.
+# Calls of DROP_EXCESS for one group at a time; each removes at most a hundred consumers.
 _EXCESS_STEPS = 100
 # Keys that a look through all of them takes at once.
 _SCAN = 1_000
@@ -336,7 +336,7 @@ class Bus:
         return [name for name, count in zip(names, heard, strict=True) if count == 0]
 
     async def drop_excess_consumers(self, stream: str) -> None:
-        """Remove consumers that no replica can be; any replica may claim at once what they held."""
+        """Remove excess consumers (see DROP_EXCESS); any replica may claim their entries at once."""
         for group in await self.groups(stream):
             for _ in range(_EXCESS_STEPS):
                 if not await self.link.call(*DROP_EXCESS((stream,), group, UNOWNED_CONSUMER)):

@@ -54,7 +54,7 @@ HELD_SECONDS = 30.0
 BEHIND = 1.0
 # Of thoughts, how much of the end is looked through for a call.
 _THOUGHTS_READ = 8_000
-# Tokens for the thoughts of a model that cannot be switched off: they count within the limit of the answer.
+# Extra tokens for a model whose thinking cannot be switched off: its thoughts count within the limit of the answer.
 _ROOM_FOR_THOUGHTS = 4_096
 # What a call's id may take, in characters: it goes back to the model server with each later request.
 _LONGEST_ID = 256
@@ -163,9 +163,9 @@ class WiredChatModel:
         self._provider = provider
         self._lacking: dict[tuple[str, Ability], float] = {}
         self._discovered = Discovered(wire.facts)
-        # Tools change seldom, and are many: those of the last request, and the same as they are sent.
+        # The tools of the last request, and their form in the request: they change seldom, and conversion costs time.
         self._tools: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = ((), ())
-        # Names of tools whose broken references are in the log.
+        # Names of tools whose broken references have been logged.
         self._reported: set[str] = set()
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
@@ -174,7 +174,7 @@ class WiredChatModel:
         return observed(self._provider, request, self._stream(without_markers(request, self._tools[1])))
 
     def _plain(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The tool with a schema that has no references."""
+        """Return the tool with its schema without references; log broken ones once for each tool."""
         function = tool["function"]
         parameters, unresolved = without_references(function.get("parameters") or {})
         if unresolved and function["name"] not in self._reported:
@@ -183,7 +183,7 @@ class WiredChatModel:
                 "model.tool_schema_incomplete",
                 tool=function["name"],
                 references=unresolved,
-                reason="these references lead nowhere; the model is offered the tool without what they stand for",
+                reason="these references have no target in the schema; the model gets {} in their place",
             )
         return {**tool, "function": {**function, "parameters": parameters}} if "parameters" in function else tool
 
@@ -266,11 +266,11 @@ class WiredChatModel:
         await self._wire.aclose()
 
     def _possible(self, request: ChatRequest, wish: bool) -> ChatRequest:
-        """The request as the model can answer it."""
+        """Return the request without options that the model cannot serve. wish: whether to ask for thinking options."""
         if self._lacks(request.model, "tools"):
             request = replace(request, tools=())
         if not wish and not request.think and (length := request.length) is not None:
-            # it may think all the same, as Gemini's larger models and OpenAI's do
+            # Gemini's larger models and OpenAI's may think all the same.
             options = {name: value for name, value in request.options.items() if name not in _LIMITS}
             request = replace(request, options=options, max_tokens=length + _ROOM_FOR_THOUGHTS)
         return request
@@ -318,7 +318,7 @@ class _Answer:
         self._think = think
         # tools that the model cannot be offered any more are known all the same: it may print their calls
         current = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
-        # a model may print a call by an older name of a tool
+        # A model may print a call under an older name of a tool.
         older = {name: current[tool] for name, tool in TOOL_ALIASES.items() if tool in current}
         self._offered = {**older, **current}
         self._cleaner = Cleaner(
@@ -332,7 +332,7 @@ class _Answer:
         self._held_since: float | None = None
         self._thoughts: list[str] = []
         self._ids: set[str] = set()
-        # Blank text before the answer; None once it began. An answer that the client began goes on with any text.
+        # Blank text before the answer; None once the answer has begun. A continued answer may begin with blank lines.
         self._blank: str | None = None if request.messages and request.messages[-1]["role"] == "assistant" else ""
         self.started = False
         self.said_something = False  # text that is not blank, or a call
@@ -403,7 +403,7 @@ class _Answer:
                 yield piece
 
     def _without_blank_lines(self, piece: TextDelta) -> TextDelta:
-        """The text without the blank lines that an answer begins with; the first line keeps its indentation."""
+        """Return the text without blank lines at the beginning of the answer; the first line keeps its indentation."""
         if self._blank is None:
             return piece
         text = self._blank + piece.text

@@ -118,7 +118,7 @@ def _sentence(value: Any) -> str:
         case {"error": inner}:
             return _sentence(inner)
         case {"message": inner, "metadata": {"raw": raw}} if raw:
-            # OpenRouter, about the refusal of the server behind it
+            # OpenRouter quotes the refusal of its provider in `raw`.
             return f"{_sentence(inner)}: {_sentence(raw)}"
         case {"message": inner} | {"detail": inner}:
             return _sentence(inner)

@@ -38,9 +38,9 @@ from shared.llm.server import GOOGLE, away, other, refused
 from shared.llm.toolcalls import text_of
 from shared.llm.vectors import unit_vectors
 
-# The type of an entry of `reasoning_details` that holds the signature of a text.
+# The type of a `reasoning_details` entry with the signature of a text.
 _SIGNED_TEXT = "thought_signature"
-# What the API takes for a call whose signature is not known (a client's history, an earlier turn).
+# Google's replacement for an unknown signature (a client's history, an earlier turn).
 _NO_SIGNATURE = b"skip_thought_signature_validator"
 _NEEDS_SIGNATURE = re.compile(r"gemini-[3-9]")
 _WITHHELD = {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE"}
@@ -209,7 +209,7 @@ def _written(signature: bytes | None) -> str | None:
 
 
 def _read(signature: Any) -> bytes | None:
-    """The signature in base64 text; None for anything else."""
+    """Return the bytes of a signature in base64; None for any other value."""
     try:
         return b64decode(signature, validate=True) or None
     except (TypeError, ValueError):

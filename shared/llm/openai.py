@@ -56,21 +56,21 @@ _SPARED = (
 )  # fmt: skip
 # The names under which servers send the thoughts of a message as text.
 _REASONING = ("reasoning_content", "reasoning")
-# Fields of a message that a strict server may refuse. A message can do without them.
+# Optional fields of a message, which a strict server may refuse.
 _SPARED_OF_MESSAGE = (*_REASONING, "reasoning_details", "extra_content")
-# A server that checks thoughts is sent this for a call without any: Kimi takes an empty text for a missing one.
+# The thoughts of a call that had none, for a server that demands some: Kimi treats an empty text as missing.
 _NO_THOUGHTS = " "
 _DEMANDS_THOUGHTS = re.compile(
     r"reasoning_content.{0,80}(?:missing|must be (?:passed|included|provided)|required)"
     r"|(?:missing|must (?:include|contain|have)|requires?).{0,40}reasoning_content",
     re.IGNORECASE | re.DOTALL,
 )
-# A server that takes no null for the missing text of a message with calls (LM Studio, proxies).
+# Refusals of null as the content of a message with calls (LM Studio, proxies).
 _REFUSES_NULL = re.compile(
     r"content.{0,80}(?:must be a string|got null|<nil>|valid string|none is not|(?:cannot|may not|must not) be null)",
     re.IGNORECASE | re.DOTALL,
 )
-# Mistral's rule for the ids of calls.
+# Mistral's refusal of a call id that is not nine letters and digits.
 _SHORT_IDS = re.compile(r"tool.?call.?id.{0,120}length of 9", re.IGNORECASE | re.DOTALL)
 _REFUSES_OPTION = re.compile(
     r"unsupported|not support|unrecognized|unknown|unexpected|extra_forbidden|extra inputs|not permitted|not allowed"
@@ -190,11 +190,11 @@ def root_of(url: str) -> str:
 
 @dataclass(slots=True)
 class _Habits:
-    """What a model's server has shown of itself.
+    """Rules of a model's server, learned from its answers and refusals.
 
-    refused: names of options and of fields that it is not sent again. names: where its thoughts came: in a field of
-    this name, or as parts of the `content`. demands: it refuses a tool call without thoughts. short_ids: it refuses ids
-    of calls that are not nine letters and digits. no_null: it refuses null for a text that is missing.
+    refused: names of refused options and fields. names: the fields in which thoughts came, or `content` for parts of
+    the content. demands: the server refuses a tool call without thoughts. short_ids: it refuses call ids that are not
+    nine letters and digits. no_null: it refuses null as a content.
     """
 
     refused: set[str] = field(default_factory=set)
@@ -204,7 +204,7 @@ class _Habits:
     no_null: bool = False
 
     def learn(self, refusal: str, asked: Mapping[str, Any]) -> bool:
-        """Whether the request can be sent again in another form, after this refusal of `asked`."""
+        """Learn from the refusal of the body `asked`; return whether the request can be repeated in another form."""
         calling = [message for message in asked["messages"] if message.get("tool_calls")]
         if _SHORT_IDS.search(refusal):
             self.short_ids = True
@@ -220,11 +220,11 @@ class _Habits:
         return name is not None
 
     def thoughts(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields in which the thoughts of a message with tool calls go back."""
+        """Return the fields with the thoughts of a message with tool calls."""
         thinking = message.get("thinking")
         fields: dict[str, Any] = {}
         if thinking and "content" not in self.names:
-            # the name is not known of a message that another replica got
+            # Another replica received the message: the name of the field is unknown here.
             names = ["reasoning_content", *self.names] if self.names else _REASONING
             fields = dict.fromkeys(names, thinking)
         elif not thinking and self.demands:
@@ -234,7 +234,8 @@ class _Habits:
         return {name: value for name, value in fields.items() if name not in self.refused}
 
     def content(self, message: Mapping[str, Any]) -> Any:
-        """The content of a message with tool calls; with its thoughts, where they came as a part of it (Mistral)."""
+        """Return the content of a message with tool calls; with the thoughts as a part if the server sent them so
+        (Mistral)."""
         text, thinking = message.get("content") or "", message.get("thinking")
         if not thinking or "content" not in self.names or "thinking" in self.refused:
             return text or ("" if self.no_null else None)
@@ -249,14 +250,14 @@ class _Habits:
         return written
 
     def id(self, given: str) -> str:
-        """A call's id as the server takes it; the same for a call and its result."""
+        """Return a call's id in the form that the server accepts; a call and its result get the same id."""
         if not self.short_ids or re.fullmatch(r"[A-Za-z0-9]{9}", given):
             return given
         return hashlib.sha256(given.encode()).hexdigest()[:9]
 
 
 def _sent_in(messages: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Which of the fields that can be spared stand in these messages of a request."""
+    """Return the optional fields that these messages of a request contain."""
     found: set[str] = set()
     for message in messages:
         found |= message.keys() & set(_SPARED_OF_MESSAGE)
@@ -323,8 +324,8 @@ def _without(body: dict[str, Any], refused: Collection[str]) -> dict[str, Any]:
 
 
 def _refused_option(text: str, body: Mapping[str, Any], fields: Collection[str]) -> str | None:
-    """The option of a body, or the field of its messages (`fields`), that a refusal is about, if the request can do
-    without it."""
+    """Return the optional option of a body, or the field of its messages (`fields`), that a refusal names; None if it
+    names none."""
     if not _REFUSES_OPTION.search(text):
         return None
     # the one that is named first: the sentence may advise another one
@@ -340,7 +341,7 @@ def _word(name: str) -> re.Pattern[str]:
 class _Reading:
     """One answer's events; the Finish waits for the usage, which comes in an event of its own after the last choice.
 
-    reason: why the answer ended, once it has. names: gets the names under which thoughts came.
+    reason: the finish reason, empty until the answer has ended. names: collects the fields in which thoughts came.
     """
 
     def __init__(self, request: ChatRequest, missing: str, strange: Callable[[], ModelError], names: set[str]) -> None:
@@ -451,8 +452,8 @@ class _Reading:
 
 
 def _status_in(part: Mapping[str, Any], begun: bool) -> int | None:
-    """The HTTP status that an error inside a stream names; None without one, and for one about the request, when the
-    answer has begun."""
+    """Return the HTTP status of an error inside a stream. None: the error has none, or it is a 4xx other than 429 after
+    the answer has begun."""
     error = part.get("error")
     status = (error if isinstance(error, dict) else part).get("code")
     if not isinstance(status, int) or not 400 <= status < 600 or (begun and status < 500 and status != 429):
@@ -483,7 +484,7 @@ def _content(content: Any) -> list[Said]:
 
 
 def _add_detail(details: list[dict[str, Any]], piece: dict[str, Any]) -> None:
-    """Adds a piece of OpenRouter's `reasoning_details`: text continues the entry of the same type and number."""
+    """Add a piece of OpenRouter's `reasoning_details`: text continues the entry of the same type and number."""
     kind, last = piece.get("type"), details[-1] if details else {}
     name = {"reasoning.text": "text", "reasoning.summary": "summary"}.get(str(kind))
     if name is None or (kind, piece.get("index")) != (last.get("type"), last.get("index")):
@@ -554,7 +555,7 @@ class _Calls:
 
 
 def _signature(extra: Any) -> str | None:
-    """Gemini's signature of thoughts, as Google's OpenAI-compatible server sends it with a call."""
+    """Return Gemini's signature of thoughts from a call's `extra_content` (Google's OpenAI-compatible server)."""
     match extra:
         case {"google": {"thought_signature": str() as signature}}:
             return signature

@@ -82,7 +82,7 @@ class ToolCall:
     """One call asked for by the model. `id` is the backend's, or made up by the adapter where it has none.
 
     error: why it cannot be run, whatever the tool: its arguments cannot be passed on, and are left out.
-    signature: Gemini's signature of the thoughts before the call, as base64. The server wants it back with the call.
+    signature: Gemini's signature of the thoughts before the call, as base64. The server requires it with the call.
     """
 
     id: str
@@ -98,8 +98,8 @@ class ChatRequest:
 
     messages: `{"role", "content", "thinking"?, "reasoning_details"?, "tool_calls"? [{"id", "name", "args",
         "signature"?}], "tool_name"?, "tool_call_id"?, "images"? [{"type" (such as image/png), "data" (bytes)}]}`; the
-        adapter writes them in its backend's form. `thinking`, `reasoning_details` and `signature` belong to messages of
-        the current turn only: servers want them back with the results of its tool calls.
+        adapter writes them in its backend's form. Only messages of the current turn have `thinking`,
+        `reasoning_details` and `signature`: servers require them with the results of the turn's tool calls.
     tools: schemas in the OpenAI form `{type: "function", function: {name, description, parameters}}`.
     num_ctx: context length in tokens, always sent where the backend takes it.
     max_tokens: how many the answer may have, thinking included; None: what the backend thinks right.
@@ -154,8 +154,8 @@ class Finish:
     """The last delta of every complete stream. Token counts are the backend's own, or None where it gives none.
 
     reason: `loop` when the model repeated itself without end and was stopped; the text ends with the repetitions.
-    reasoning_details: the thoughts in a form that only the server understands. The server wants them back with the
-        message (OpenRouter's `reasoning_details`, Gemini's signature of a text).
+    reasoning_details: the thoughts in the server's own form. The server requires them with the message (OpenRouter's
+        `reasoning_details`, Gemini's signature of a text).
     """
 
     reason: Literal["stop", "length", "loop"]

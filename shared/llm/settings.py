@@ -141,7 +141,7 @@ class RespondentModel(BackendSettings):
 class JudgeSettings(BackendSettings):
     """The part of the critic's settings that names the judge."""
 
-    # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is too kind
+    # Not LOCAL2_MODEL, which names the respondents' model: a model grades its own answers too well.
     model: JudgeName = Field(
         default=JUDGE,
         validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"),
@@ -151,7 +151,8 @@ class JudgeSettings(BackendSettings):
 
     @classmethod
     def settle(cls, for_all: dict[str, Any], for_one: dict[str, Any]) -> dict[str, Any]:
-        """Only Ollama's library has the usual judge; another server has the generator's model for certain."""
+        """Merge the layers. The default judge is in Ollama's library only; at another server the generator's model
+        judges, if both use the same server."""
         values = super().settle(for_all, for_one)
         if "model" not in values and values.get("backend", "ollama") != "ollama":
             generator = RespondentModel.load("generator")

@@ -1,7 +1,7 @@
 """JSON schemas of tools without references. Pure.
 
-Model servers follow references in their own ways or not at all, and some refuse a request with one that leads nowhere.
-So a model gets each schema with its references replaced by what they refer to. Source: JSON Schema 2020-12, RFC 6901.
+Model servers follow references in their own ways or not at all, and some refuse a request with a broken reference.
+Therefore a model gets each schema with its references replaced by their targets. Source: JSON Schema 2020-12, RFC 6901.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from urllib.parse import unquote
 
 from shared.llm.notation import DEEPEST
 
-# How often a schema that contains itself is repeated at most; below that it allows anything. A prompt has no room for
-# schemas that grow: the first number counts with which the schema stays within its bound.
+# Repetitions of a schema inside itself; below them it allows anything. The first number with which the schema stays
+# within its bound is used: a prompt has no room for schemas that grow.
 _REPEATS = (2, 1)
-# Objects of a schema after its references are replaced: so many, or so many times those that it had. References beyond
-# that allow anything.
+# The bound of objects in a schema without references: at least this many, or this multiple of the original number.
+# Further references allow anything.
 _LEAST_BOUND, _GROWTH = 200, 3
 _DEFINITIONS = ("$defs", "definitions")
-# Keywords whose values map names to schemas, so that a name in them is no keyword.
+# Keywords whose values map names to schemas: these names are not keywords.
 _MAPS = frozenset({*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas"})
 # Keywords whose values are data.
 _DATA = frozenset({"const", "enum", "default", "example", "examples"})
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _ANCHORS = ("$anchor", "$dynamicAnchor")
-# Keywords that describe: beside a reference they replace those of its target.
+# Annotations: beside a reference they replace those of its target.
 _NOTES = frozenset({"title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly"})
 
 
 def without_references(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the schema with its references replaced by their targets, and the references that lead nowhere.
+    """Return the schema with its references replaced by their targets, and the broken references.
 
-    A reference that leads nowhere becomes `{}`, which allows anything. So does a schema with too many levels.
+    A broken reference becomes `{}`, which allows anything. So does a schema with too many levels.
     """
     refers, objects = False, 0
     level: list[Any] = [schema]
@@ -55,7 +55,7 @@ def without_references(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 
 
 def _inside(values: Sequence[Any]) -> list[Any]:
-    """What stands directly in these values, where they are objects or lists."""
+    """Return the members of these values that are objects or lists."""
     return [
         inner
         for one in values
@@ -73,7 +73,8 @@ class _Replacing:
     unresolved: list[str] = field(default_factory=list)
 
     def schema(self, value: Mapping[str, Any], document: Mapping[str, Any], inside: tuple[int, ...]) -> dict[str, Any]:
-        """`document`: where references of this schema begin. `inside`: targets of references that it stands in."""
+        """Return a schema without references. document: the root of its references. inside: ids of the targets that
+        contain it."""
         self.left -= 1
         if isinstance(value.get("$id"), str):
             document = value
@@ -115,7 +116,7 @@ class _Replacing:
 
 
 def _both(target: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A schema that asks for what both ask for."""
+    """Return a schema that requires both."""
     if not target.keys() & own.keys() - _NOTES:
         return {**target, **own}
     notes = {name: value for name, value in own.items() if name in _NOTES}
@@ -123,7 +124,7 @@ def _both(target: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _found(reference: str, document: Mapping[str, Any]) -> Any:
-    """What a reference refers to in its document. Raises LookupError, ValueError or TypeError."""
+    """Return the target of a reference in its document. Raises LookupError, ValueError or TypeError."""
     base, _, fragment = reference.partition("#")
     if base and base != str(document.get("$id", "")).rstrip("#"):
         raise LookupError(reference)
@@ -140,7 +141,7 @@ def _found(reference: str, document: Mapping[str, Any]) -> Any:
 
 
 def _anchored(anchor: str, value: Any) -> Mapping[str, Any]:
-    """The schema in a value that has this anchor. Raises LookupError."""
+    """Return the schema with this anchor inside a value. Raises LookupError."""
     level = [value]
     while level:
         for one in level:

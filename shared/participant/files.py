@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 OPERATION = "documents_manage"
 # What a refusal begins with that is over in a moment.
 BUSY = "busy: "
-# Operations that change something. An upload is granted first, and the file is sent afterwards.
+# Operations that write. `upload` is not one: it only returns an address, to which the caller sends the file.
 _CHANGES = frozenset({"delete", "delete_user"})
 # Seconds for one operation on the bus, and of silence on the way of a file.
 _SECONDS = 30.0
 
 
 class FilesUnavailable(Local2Error):
-    """The memory does not answer; another try may help. unknown: it may have made the change all the same."""
+    """The memory does not answer; a retry may help. unknown: the memory may have made the change."""
 
     def __init__(self, message: str, *, unknown: bool = False) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class FilesRefused(Local2Error):
 
 
 def recorded(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a turn records of a file."""
+    """Return the fields of a file that a turn records."""
     return {name: about[name] for name in ("id", "name", "type", "size", "pages") if about.get(name) is not None}
 
 

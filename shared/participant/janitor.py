@@ -115,6 +115,6 @@ class Janitor:
 
 
 def _untrusted(subject: str) -> bool:
-    """Whether a subject is read by a worker that may be captured: one outside, or mcp with its `server__tool`."""
+    """Return whether an untrusted worker reads a subject: a web worker, or mcp with its `server__tool`."""
     tool = subject.removeprefix(f"{TOOL_REQUEST.name}.")
     return tool != subject and (outside(tool) or "__" in tool)

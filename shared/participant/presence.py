@@ -43,7 +43,7 @@ class Presence:
         self._read = read
         self._told = told
         self.described = described
-        # Whether Redis has refused the description so far: the next heartbeat writes it.
+        # Whether Redis has refused the description: the next heartbeat writes it.
         self._undescribed = False
         self.full: str | None = None
 
@@ -73,7 +73,7 @@ class Presence:
         ]
 
     async def describe(self, described: bytes) -> None:
-        """Replace the description of the settings. A Redis that takes no writes gets it with a later heartbeat."""
+        """Replace the description of the settings. When Redis refuses the write, a later heartbeat repeats it."""
         self.described = described
         self._undescribed = True
         try:

@@ -1,8 +1,8 @@
-"""What untrusted workers leave in Redis has a quota, so that none can fill the server with junk for good.
+"""Quotas for data of untrusted workers in Redis, so that none can fill the server for good.
 
-Redis knows no quotas for its users: a captured worker may write what its user may write, until the server's memory is
-at its limit and every write is refused. Nothing accepted is lost then, and the janitor makes room here. A request
-stream is removed only while it has no entries: what is pending in one must be done.
+Redis has no quotas for its users. A captured worker may write to the keys of its user until the server's memory is at
+its limit and Redis refuses every write. No accepted data is lost then, and the janitor makes room here. It removes a
+request stream only while the stream has no entries: pending requests must run.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# While memory is scarce, the keys of one kind may have this share of the limit, and at least so many bytes: kinds that
-# are smaller are not what fills the server.
+# While memory is scarce, the keys of one kind may have this share of the limit, and at least this many bytes: smaller
+# kinds do not fill the server.
 _SHARE = 1 / 16
 _AT_LEAST = 1_000_000
 _PAGE = 1_000
 
 
 async def ration(bus: Bus) -> int:
-    """Remove what is above the quota of its kind, the largest keys first, while memory is scarce; return how many keys.
+    """Remove keys above the quota of their kind, the largest first, while memory is scarce; return their number.
 
-    Untrusted workers write all of it. Registry entries are written again by the next heartbeat, a result by a repeat of
-    its call. Of dead letters the oldest go.
+    Only keys that untrusted workers may write. The next heartbeat writes registry entries again, a repeated call its
+    result. Of dead letters the oldest are removed.
     """
     limits = [limit for used, limit in await memory(bus) if used >= SCARCE * limit]
     if not limits:

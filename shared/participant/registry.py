@@ -223,15 +223,15 @@ class Registry:
         return sorted(found, key=_place), now, mute
 
     async def _remember(self, names: Sequence[str]) -> None:
-        """Note the names of tools for the time when no worker serves them. A tool worker need not be allowed to.
+        """Store the names of tools for the time when no worker serves them: a tool worker may not write them itself.
 
-        Workers outside may create no groups, whose names cost memory that Redis does not count: they are created here.
-        How many requests wait for them is read in the same write.
+        Also create the groups of untrusted workers, which may create none: Redis does not count the memory of group
+        names. The same pipeline reads the number of waiting requests.
         """
         if not names:
             return
         workers = sorted({info.participant for info in self._snapshot if outside(info.participant)})
-        # Tools of workers that may be captured: those outside are named like their worker, mcp's are `server__tool`.
+        # Tools of untrusted workers: a web worker's tool has the worker's name, mcp's are `server__tool`.
         tools = [*workers, *(name for name in names if "__" in name)]
         known, count, *replies = await self._bus.link.pipe_raw(
             [
@@ -286,7 +286,7 @@ class Registry:
         return tool in self._overloaded
 
     async def has_worker(self, tool: str) -> bool:
-        """Return whether a replica that announced this tool lives, also while it starts or stops."""
+        """Return whether a live replica has announced this tool, also one that starts or stops."""
         return any(_name(schema) == tool for info in await self.replicas() for schema in info.tools)
 
     async def known(self, tool: str) -> bool:
@@ -295,7 +295,7 @@ class Registry:
 
 
 def _unfinished(groups: Any) -> int:
-    """Return the largest number of entries that a group has not finished, from a reply of XINFO GROUPS."""
+    """Return the largest number of unfinished entries of a group, from a reply of XINFO GROUPS."""
     rows = map(named, groups if isinstance(groups, list) else ())
     return max((row["pending"] + (row.get("lag") or 0) for row in rows), default=0)
 

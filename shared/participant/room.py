@@ -1,4 +1,4 @@
-"""Refusing large messages before Redis is full: small ones, and all that is under way, keep the rest of the memory."""
+"""Back-pressure: refuse large messages before Redis is full; small messages and unfinished work keep the rest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from shared.bus import Bus, BusFull
 from shared.bus.port import checked
 from shared.errors import TransientError
 
-# Bytes. A message of this size or less is never refused here.
+# Bytes. A message of at most this size is never refused here.
 LARGE = 65_536
 # Share of a server's memory limit above which no large message is accepted.
 SCARCE = 0.75
-# Share of the limit that the large messages of one user may have under way from one process, and its least value in
-# bytes: two of the largest request bodies.
+# Share of the limit for the unfinished large messages of one user in one process, and its minimum in bytes: two of the
+# largest request bodies.
 _OF_ONE_USER = 1 / 16
 _AT_LEAST = 8 * 1024**2
-# Seconds after which an admitted message is in what Redis says of its memory.
+# Seconds after which Redis counts an admitted message in its memory.
 _WRITTEN = 1.0
 
 
@@ -28,10 +28,10 @@ class BusNearlyFull(BusFull):
 
 
 class TooMuchUnderWay(TransientError):
-    """The large messages of one user that are under way have a large share of Redis' memory."""
+    """The unfinished large messages of one user have reached their share of Redis' memory."""
 
 
-# Returns those of some names whose messages are still under way.
+# Takes names of messages; returns the names of the unfinished ones.
 UnderWay = Callable[[Collection[str]], Awaitable[Collection[str]]]
 
 
@@ -53,32 +53,32 @@ def _figure(text: str, name: str) -> int:
 
 
 class LargeMessages:
-    """The large messages that this process has under way, by user and name.
+    """The unfinished large messages of this process, by user and name.
 
-    under_way: asked before a user is refused, where the end of a message is not reported by `ended`.
+    under_way: called before a user is refused; None: `ended` reports the end of every message.
     """
 
     def __init__(self, bus: Bus, under_way: UnderWay | None = None) -> None:
         self._bus = bus
         self._under_way = under_way
         self._sizes: dict[str, dict[str, int]] = {}
-        # (loop time, size) of those that may not be written yet
+        # (loop time, size) of messages that Redis may not have counted yet
         self._admitted: deque[tuple[float, int]] = deque()
 
     async def admit(self, user_id: str, name: str, size: int) -> None:
-        """Count a message as under way; one of at most LARGE bytes passes unseen.
+        """Count a message as unfinished; a message of at most LARGE bytes is not counted.
 
-        name: unique among the user's messages. size: in bytes. Raises TooMuchUnderWay when the user's earlier ones
-        leave no share for it, BusNearlyFull when Redis has too little memory left.
+        name: unique among the user's messages. size: in bytes. Raises TooMuchUnderWay when the user's earlier messages
+        leave no room in the share, BusNearlyFull when Redis has too little memory left.
         """
         if size <= LARGE:
             return
-        # Counted before Redis is asked: of messages that come together, each is checked against those before it.
+        # Count before asking Redis: of concurrent messages, each is checked against the earlier ones.
         self._sizes.setdefault(user_id, {})[name] = size
         try:
             for used, limit in await memory(self._bus):
                 await self._check_share(user_id, name, max(int(limit * _OF_ONE_USER), _AT_LEAST))
-                # A message is in Redis twice at most: as an entry, and in a record or a reply.
+                # Redis holds a message at most twice: as an entry, and in a record or a reply.
                 if used + 2 * (size + self._unwritten()) > SCARCE * limit:
                     raise BusNearlyFull(
                         f"the bus is nearly out of memory: requests of more than {LARGE:,} bytes are refused; "
@@ -90,13 +90,13 @@ class LargeMessages:
         self._admitted.append((asyncio.get_running_loop().time(), size))
 
     def rename(self, user_id: str, name: str, new: str) -> None:
-        """Give a message another name; one that is not counted stays so."""
+        """Rename a counted message; do nothing for any other."""
         sizes = self._sizes.get(user_id, {})
         if name in sizes:
             sizes[new] = sizes.pop(name)
 
     def ended(self, user_id: str, name: str) -> None:
-        """Count a message no longer."""
+        """Stop counting a message."""
         sizes = self._sizes.get(user_id, {})
         sizes.pop(name, None)
         if not sizes:
@@ -111,12 +111,12 @@ class LargeMessages:
         there = sum(before.values())
         if before and there + self._sizes[user_id][name] > share:
             raise TooMuchUnderWay(
-                f"{there:,} bytes of your large requests are under way, of {share:,} that you may have; "
+                f"your unfinished large requests have {there:,} bytes, of at most {share:,}; "
                 "wait until one of them has ended"
             )
 
     def _before(self, user_id: str, name: str) -> dict[str, int]:
-        """Return the sizes of the user's messages that were counted before this one."""
+        """Return the sizes of the user's earlier messages."""
         found: dict[str, int] = {}
         for one, size in self._sizes[user_id].items():
             if one == name:

@@ -93,7 +93,7 @@ class Settings(BaseSettings):
 
     @property
     def zone(self) -> str:
-        """The IANA name of the deployment's time zone."""
+        """Return the IANA name of the deployment's time zone."""
         return self.time_zone or zones.machine_zone() or "UTC"
 
     @classmethod

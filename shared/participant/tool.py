@@ -54,7 +54,7 @@ _LARGE_SECONDS = 3_600
 _TOO_LATE = "the query's deadline has passed"
 # Entries of a work stream that are looked at in one go for an earlier request of the same call.
 _LOOKED_AT = 200
-# How the error of an internal operation begins that may have written something all the same.
+# The prefix of an internal operation's error when the operation may have written data.
 OUTCOME_UNKNOWN = "outcome unknown: "
 # Where a result will be: until when (ms, by the bus's clock) it is waited for.
 RUNNING = b"running:"

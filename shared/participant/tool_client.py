@@ -52,7 +52,7 @@ _BETWEEN = 0.1
 # Not frozen, though nothing ever changes one, for the same reason as an envelope.
 @dataclass(slots=True)
 class Caller:
-    """For whom a tool is called. `deadline` is in ms since the epoch, by the bus's clock. `time_zone`: the user's."""
+    """The user and query of a tool call. deadline: in ms since the epoch, by the bus's clock. time_zone: the user's."""
 
     query_id: str
     session_id: str = ""
@@ -85,10 +85,10 @@ class Trail:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call that is waited for.
+    """A call without a result yet.
 
     until: in the loop's time. internal: see `ToolClient.call`. looked_for: while its stored result is being read.
-    abandoned: whether no worker of the tool lived at the last look.
+    abandoned: whether the last check found no live worker of the tool.
     """
 
     tool: str
@@ -137,7 +137,8 @@ class ToolClient:
     async def patience(self, name: str, args: dict[str, Any], limit: float | None, usual: float) -> float:
         """Return the seconds to wait for a call.
 
-        limit: the operator's, which wins over what the tool announces; None: the announced time, `usual` at least.
+        limit: the operator's, which replaces the time that the tool announces. None: the announced time, at least
+        `usual`.
         """
         if limit is not None:
             return limit
@@ -355,7 +356,7 @@ class ToolClient:
             self._deadlines.add(call, min(call.until, self._loop.time() + _PATIENCE))
 
     async def _is_abandoned(self, call: _Call) -> bool:
-        """Return whether no worker of the tool lived at two looks in a row: one that restarts may take the call."""
+        """Return whether two checks in a row found no live worker of the tool: a restarted worker may take the call."""
         before, call.abandoned = call.abandoned, not await self._context.registry.has_worker(call.tool)
         return before and call.abandoned
 

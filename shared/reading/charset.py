@@ -33,7 +33,7 @@ _REFUSED = frozenset({"utf-7", "unicode-escape", "raw-unicode-escape", "punycode
 _LAST_RESORT = "cp1252"
 
 _IN_HEADER = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
-# Comments first: a declaration inside a comment does not count.
+# The pattern matches comments first: a declaration inside a comment does not count.
 _IN_HEAD = re.compile(rb"<!--.*?(?:-->|\Z)|(<meta[\s/][^<>]*>)|(</head|<body)", re.IGNORECASE | re.DOTALL)
 _XML_DECLARATION = re.compile(rb"\s*<\?xml[^<>]*>", re.IGNORECASE)
 _BETWEEN_TAGS = re.compile(rb"[^<>]+")
@@ -44,16 +44,16 @@ _ESCAPE = b"\x1b"
 
 # Bytes of text that are enough to recognise an encoding.
 SAMPLE_BYTES = 20_000
-# Text with fewer bytes outside ASCII, or with more Latin letters for each of them, is not given to detection.
+# Text with fewer bytes outside ASCII, or with more Latin letters for each of them, skips detection.
 FEW_HIGH_BYTES, MOSTLY_LATIN = 6, 4
-# A UTF-16 text is recognised by the zero bytes in its beginning.
+# The zero bytes in its beginning identify a UTF-16 text.
 _ZEROS_WITHIN, _ZEROS_SHARE = 4_096, 0.2
 # An encoding fits when at most one of so many characters outside ASCII is broken.
 _FEW_BROKEN = 10
 
 
 def load_detector() -> None:
-    """Import what decoding needs, before the time of a page is measured."""
+    """Import the detector, before the time of a page is measured."""
     import bs4.dammit  # noqa: F401
 
 
@@ -79,7 +79,7 @@ def to_text(data: bytes, content_type: str, cut: bool = False) -> str:
 
 
 def _encoding(data: bytes, content_type: str, cut: bool) -> str:
-    """The codec of text that is not UTF-8."""
+    """Return the codec of text that is not UTF-8."""
     from bs4.dammit import EncodingDetector
 
     header = _IN_HEADER.search(content_type)
@@ -87,13 +87,13 @@ def _encoding(data: bytes, content_type: str, cut: bool) -> str:
     sample = _sample(_without_end(data, len(data)) if cut else data)
     if _ESCAPE in sample:
         stated.append("iso-2022-jp")
-    # Detection takes Western text for Central European, and fails on a few bytes: there windows-1252 is likelier.
+    # Detection takes Western text for Central European, and fails on few bytes: windows-1252 is likelier there.
     high = len(_HIGH.findall(sample))
     western = high < FEW_HIGH_BYTES or len(_LATIN.findall(sample)) > MOSTLY_LATIN * high
     detector = EncodingDetector(b"" if western else sample, user_encodings=[label for label in stated if label])
     for label in detector.encodings:
         name = _codec(label)
-        # UTF-16 is recognised before: a page that was readable up to here is not UTF-16, whatever it declares.
+        # `utf_16` has excluded UTF-16: a page that was readable up to here is none, whatever it declares.
         if name is None or (name.startswith(("utf-16", "utf-32")) and b"\0" not in data[:_ZEROS_WITHIN]):
             continue
         text = _decoded(sample, name, cut=False)
@@ -107,12 +107,12 @@ def _decoded(data: bytes, name: str, cut: bool) -> str:
 
 
 def _few(broken: int, foreign: int) -> bool:
-    """Whether so few of the characters outside ASCII are broken that the encoding is the right one."""
+    """Return whether few enough of the characters outside ASCII are broken for this encoding to be right."""
     return broken * _FEW_BROKEN <= foreign - broken
 
 
 def utf_16(data: bytes) -> str | None:
-    """The codec of UTF-16 text, with or without a byte-order mark: every second byte of markup is zero."""
+    """Return the codec of UTF-16 text, with or without a byte-order mark: every second byte of markup is zero."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     head = data[:_ZEROS_WITHIN]
@@ -124,7 +124,7 @@ def utf_16(data: bytes) -> str | None:
 
 
 def _declaration(data: bytes) -> str:
-    """The encoding that the page declares in its XML declaration or in a <meta> of its head, or ""."""
+    """Return the encoding from the page's XML declaration or a <meta> of its head, or ""."""
     from bs4.dammit import EncodingDetector
 
     found = _XML_DECLARATION.match(data)
@@ -141,7 +141,7 @@ def _declaration(data: bytes) -> str:
 
 
 def _sample(data: bytes) -> bytes:
-    """Pieces of text that are not ASCII, at most SAMPLE_BYTES, none of which ends in the middle of a character."""
+    """Return pieces of text outside ASCII, at most SAMPLE_BYTES; no piece ends in the middle of a character."""
     pieces: list[bytes] = []
     room = SAMPLE_BYTES
     for match in _BETWEEN_TAGS.finditer(data):
@@ -157,8 +157,8 @@ def _sample(data: bytes) -> bytes:
 
 
 def _without_end(data: bytes, room: int) -> bytes:
-    """At most `room` bytes that do not end in the middle of a character."""
-    # In no encoding of a page are these bytes a part of a longer character.
+    """Return at most `room` bytes that do not end in the middle of a character."""
+    # No encoding of pages uses these bytes inside a longer character.
     end = max(data.rfind(low, 0, room) for low in (b" ", b"\n", b".", b",", b">"))
     return data[: end + 1] if end >= 0 else data[:room]
 

@@ -1,4 +1,4 @@
-"""Text without what is no text in it."""
+"""Text without control characters and line breaks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def without_controls(text: str) -> str:
-    """The text with `\\n` at the ends of its lines, and without other control characters than tabs."""
+    """Return the text with `\\n` as its line ends, and without control characters other than tabs."""
     return _CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 

@@ -1,7 +1,7 @@
 """Read the text of a PDF, in paragraphs with their pages.
 
-A hostile file can take any time and memory: call it in a process that can be killed (`shared.reading.child`), with the
-limits MEMORY and CPU_SECONDS.
+A hostile file can take any time and memory: call `read_pdf` in a process that can be killed (`shared.reading.child`),
+with the limits MEMORY and CPU_SECONDS.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from shared.reading.lines import one_line, without_controls
 # Bytes of memory, and seconds of the processor, of a process that reads one file.
 MEMORY = 300 * 1024 * 1024
 CPU_SECONDS = 30.0
-# Characters of text, beyond which the rest of a file is left out.
+# The most characters of text; the rest of a file is left out.
 MOST_CHARS = 4_000_000
-# A reader accepts other bytes before the magic number, within so many.
+# Readers accept other bytes before the magic number, within the first 1,024 bytes.
 _MAGIC, _MAGIC_WITHIN = b"%PDF-", 1_024
 
 _BLANK = re.compile(r"\n[ \t]*\n")
 _HYPHENATED = re.compile(r"(\w)-\n(?=[a-zà-ÿ])")
 
-# A parser of such a form fails in many ways.
+# The parser fails on damaged files with many kinds of exceptions.
 _FAILURES = (
     ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, OSError,
     zlib.error, struct.error,
@@ -39,7 +39,7 @@ Why = Literal["password", "encryption", "damaged", "no_text"]
 
 
 class PdfUnreadable(Exception):
-    """`why`: for programs. `detail`: what the parser reports, or the number of pages."""
+    """The PDF has no readable text. why: the kind of problem. detail: the parser's message, or the number of pages."""
 
     def __init__(self, why: Why, detail: str = "") -> None:
         super().__init__(detail)
@@ -49,7 +49,7 @@ class PdfUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PdfText:
-    """blocks: paragraphs, each with its page from 1 on. pages: how many the file has. read: how many were read."""
+    """blocks: paragraphs, each with its page number from 1 on. pages: of the file. read: pages that were read."""
 
     title: str
     blocks: list[tuple[int, str]]
@@ -62,7 +62,7 @@ def is_pdf(data: bytes) -> bool:
 
 
 def load_parser() -> None:
-    """Import the parser, and switch off its warnings about files."""
+    """Import the parser, and switch its warnings about files off."""
     import pypdf  # noqa: F401
 
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
@@ -71,7 +71,7 @@ def load_parser() -> None:
 def read_pdf(data: bytes, *, most_chars: int = MOST_CHARS, seconds: float | None = None) -> PdfText:
     """Return the text of a PDF. Raises PdfUnreadable.
 
-    most_chars, seconds: no further page is begun after so much text or time.
+    most_chars, seconds: after this much text or time the function begins no further page.
     """
     # Imported at first use: only readers of PDF need it.
     from pypdf import PdfReader
@@ -104,6 +104,6 @@ def read_pdf(data: bytes, *, most_chars: int = MOST_CHARS, seconds: float | None
 
 def _paragraphs(page: str) -> Iterator[str]:
     for part in _BLANK.split(_HYPHENATED.sub(r"\1", without_controls(page))):
-        # The width of the page decides where lines end.
+        # Line ends inside a paragraph come from the width of the page.
         if text := one_line(part):
             yield text

@@ -1,4 +1,4 @@
-"""The process in which PDFs are read."""
+"""The process that reads PDFs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.reading.pdf import CPU_SECONDS, MEMORY, PdfUnreadable, load_parser, 
 
 
 def read(data: bytes, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a PdfText, or why there is none. `seconds`: no further page is begun after them."""
+    """Return the fields of a PdfText, or of a PdfUnreadable. `seconds` of the request: see `read_pdf`."""
     try:
         found = read_pdf(data, seconds=request["seconds"])
     except PdfUnreadable as exc:

@@ -113,7 +113,7 @@ async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
     """Remove the records, journals, results and grades of queries, and tool results in the inboxes of their generators.
 
     Cancellations stay for replicas that read a query later. The once-key of a client's Idempotency-Key stays until it
-    expires: with no record beside it, it says that the query was deleted.
+    expires: a once-key without a record means that the query was deleted.
     """
     for start in range(0, len(query_ids), _QUERIES):
         page = query_ids[start : start + _QUERIES]
@@ -137,7 +137,7 @@ async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
 
 
 async def erase_answer(bus: Bus, inbox: str, tool: str, call_id: str) -> None:
-    """Remove the answer to a call from the inbox of its caller, who has read it, and the stored result."""
+    """Remove the answer to a call from its caller's inbox, and the stored result."""
     await bus.link.call("UNLINK", result_key(tool, call_id))
     await _sweep(bus, inbox, "-", "call_id", [call_id])
 

@@ -91,7 +91,7 @@ class _Model(BaseModel):
 
 
 class FileRecord(_Model):
-    """A file of a question; the file itself is in the library of its user, or no longer there."""
+    """A file of a question. The file itself is in the library of its user, or was deleted."""
 
     id: str = Field(min_length=1, max_length=200)
     name: str | None = None

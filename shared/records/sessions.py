@@ -145,7 +145,7 @@ class Turn:
 
     `interrupted`: the user stopped the answer, and this is the part that had been written.
     `ratio`: characters per token as the model backend counted this conversation, where it did.
-    `image_tokens`: tokens per image, likewise.
+    `image_tokens`: tokens per image, as the model backend counted them, where it did.
     `attachments`: the files of the question: `id`, and `name`, `type`, `size` and `pages` where they are known.
     `noted`: the query of whose low grade the model was told in this turn.
     `after`: the turn before it is the newest that was not accepted after this query; None: the one before it in the
@@ -196,12 +196,12 @@ def files_of(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def words_of(query: str) -> str:
-    """Return what the user wrote; empty for a message of files alone."""
+    """Return the text that the user wrote; empty for a message of files alone."""
     return "" if query == FILES_ALONE else query
 
 
 def title_of(query: str, attachments: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return the title of a session that begins with this query: its words, or the names of its files."""
+    """Return the title of a session that begins with this query: the query's text, or the names of its files."""
     names = [str(file["name"]) for file in attachments or () if file.get("name")]
     return words_of(query) or ", ".join(names) or query
 

@@ -19,7 +19,7 @@ from shared.records.lanes import number, padded, pairs
 from shared.records.sessions import Turn, files_of
 from shared.telemetry.unread import not_understood
 
-# Files of summarised turns that are recorded, the newest.
+# The most files of summarised turns that a summary records; the newest are recorded.
 _MAX_FILES = 50
 
 # KEYS: session, turns, summary. ARGV: owner, until when the summary before reached or nothing, the names and values of
@@ -39,8 +39,8 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """text: what was said in `turns` turns, the newest of which is that of the query `until`. attachments: the files of
-    these turns, oldest first, as turns record them."""
+    """text: the summary of `turns` turns. until: the query of the newest of them. attachments: the files of these
+    turns, oldest first, as turns record them."""
 
     until: str
     turns: int
@@ -58,7 +58,7 @@ class Summary:
         return not any(bound and order(bound) < reach and (place is None or reach < place) for bound, place in bounds)
 
     def message(self, files: Sequence[str] = ()) -> dict[str, str]:
-        """Return what the model reads before the turns that follow. `files`: a line for each attached file."""
+        """Return the message that the model reads before the later turns. files: a line for each attached file."""
         heading = "=== EARLIER IN THIS CONVERSATION ==="
         lines = "\n".join([self.text, *files])
         about = f"A summary of its first {self.turns} turns; search_memory finds what was said word for word."
@@ -113,7 +113,7 @@ class Summaries:
         of another conversation of the session, whose place it takes."""
         told = len(turns) + (before.turns if before else 0)
         attached = [*(before.attachments if before else ()), *(file for turn in turns for file in turn.attachments)]
-        # each once, at its last place
+        # Each file once, at its last place.
         files = list({str(file["id"]): file for file in reversed(attached)}.values())[:_MAX_FILES][::-1]
         values = ("until", turns[-1].query_id, "turns", told, "text", text, "attachments", orjson.dumps(files))
         keys = (session_key(session_id), turns_key(session_id, "A"), summary_key(session_id))

@@ -1,4 +1,4 @@
-"""A model server's rules for messages that made tool calls. It answers 400 to a request that breaks one."""
+"""Rules of a scripted model server for messages with tool calls; the server answers 400 when a request breaks one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Body = Mapping[str, Any]
 
 
 class Insistence(BaseModel):
-    """Rules of a server for each message that made tool calls.
+    """Rules of a server for each message with tool calls.
 
-    needs: a field that must be there, and not empty unless `empty`. refuses: fields that may not be there.
-    ids: a pattern of call ids. scope: the messages that are checked: all, or those behind the user's last one.
-    error: the text of the refusal; `<<field>>` and `<<index>>` are filled in.
+    needs: a required field, which may be empty only with `empty`. refuses: forbidden fields. ids: a pattern of call
+    ids. scope: check all messages, or those behind the user's last one. error: the text of the refusal; `<<field>>`
+    and `<<index>>` are replaced.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -30,7 +30,7 @@ class Insistence(BaseModel):
     error: str = "messages.<<index>>.<<field>> is wrong"
 
     def objection(self, body: Body) -> str | None:
-        """The text of the refusal; None where the request is as the server wants it."""
+        """Return the text of the refusal; None if the request follows the rules."""
         messages = list(_calling(body))
         last = _last_user(body)
         for message in messages if self.scope == "all" else [one for one in messages if one.index > last]:
@@ -49,7 +49,7 @@ class Insistence(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Calling:
-    """A message that made tool calls: its place, its fields with those of its first call, the ids of its calls."""
+    """A message with tool calls: its place, its fields with those of its first call, the ids of its calls."""
 
     index: int
     fields: Mapping[str, Any]
@@ -69,7 +69,7 @@ def _calling(body: Body) -> Iterator[_Calling]:
 
 
 def _last_user(body: Body) -> int:
-    """Position of the user's last message, -1 without one. A result of a tool is none, whatever its role."""
+    """Return the position of the user's last message, -1 without one. Results of tools do not count."""
     places = [n for n, message in enumerate(body.get("messages") or ()) if message["role"] == "user"]
     for n, content in enumerate(body.get("contents") or ()):
         if content.get("role") == "user" and any("functionResponse" not in part for part in content["parts"]):

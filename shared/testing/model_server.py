@@ -187,7 +187,7 @@ class ScriptedModelServer:
         return performance
 
     def _refusal(self, received: Received, asked: Asked) -> tuple[int, str] | None:
-        """What a real server says before it begins, by its rules for messages and by what the model is and can do."""
+        """Return the status and text of a refusal, by the rules for messages and the model's abilities; None: none."""
         insists = self.director.script.insists
         if insists is not None and (objection := insists.objection(received.body)) is not None:
             return 400, objection

@@ -104,7 +104,7 @@ class When(Part):
 
 class Call(Part):
     """`id`: None makes one up, an empty one is left out. `text_arguments` goes out instead of `args`, as text.
-    `signature`: Gemini's, of the thoughts before the call; OpenAI's protocol has it as Google's own server does.
+    `signature`: Gemini's signature of the thoughts before the call; in OpenAI's protocol as Google's server sends it.
     """
 
     name: str
@@ -158,8 +158,8 @@ class Rule(Part):
 
 
 class Script(Part):
-    """`models`: what the server has and what each can do; None: every name, with every ability. `insists`: what it
-    checks in the messages of a request."""
+    """`models`: the server's models with their abilities; None: every name, with every ability. `insists`: rules for
+    the messages of a request."""
 
     rules: list[Rule] = []
     insists: Insistence | None = None
