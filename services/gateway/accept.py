@@ -45,7 +45,7 @@ _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 class Ask:
     """A validated query. `messages`: the client's own history; then there is no lane, and nothing is stored.
 
-    attachments: files, each with its id, and with name, type, size and pages where these are known.
+    attachments: files, each with its id, and its name, type, size and pages where these are known.
     chat: what the client calls the conversation. kept: the session that keeps the turn although the client has the
     history; empty: a fresh one.
     about: the session that it is a chore of, and goes with.
@@ -87,14 +87,14 @@ class Ask:
         return self.answer_schema is not None or (self.client_tools is not None and self.client_tools.choice != "auto")
 
     def canonical(self) -> bytes:
-        """Return what makes two requests the same, as JSON. Not the model: it may be another one at a repeat."""
+        """Return the JSON that identifies a repeated request, without the model: a repeat may have another one."""
         # what was not always there changes nothing of a request without it: one may be repeated during an update
         said = {
             name: value for name in _SAID if (value := getattr(self, name)) not in (None, False) or name not in _LATER
         }
         said["messages"] = said["messages"] or []
         if self.attachments:
-            # not what may be learnt of a file between a request and its repeat
+            # Other facts about a file may change between a request and its repeat.
             said["attachments"] = [{k: one[k] for k in ("id", "name") if k in one} for one in self.attachments]
         if self.given:
             # the same question in another form of request is told in another form
@@ -102,7 +102,7 @@ class Ask:
         return orjson.dumps(said, default=BaseModel.model_dump, option=orjson.OPT_SORT_KEYS)
 
     def digest(self) -> str:
-        """Return the digest of what makes two requests the same."""
+        """Return the digest of the canonical request."""
         return digest(self.canonical().decode())
 
 
@@ -190,9 +190,9 @@ def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
 
 
 def _same(earlier: QueryRecord | None, asked: str) -> QueryRecord:
-    """Return the earlier query of an Idempotency-Key; None: it was deleted. asked: the digest of the present request.
+    """Return the earlier query of an Idempotency-Key.
 
-    Raises ApiError (409, 410).
+    earlier: None if that query was deleted. asked: the digest of the present request. Raises ApiError (409, 410).
     """
     if earlier is None:
         raise ApiError(
@@ -216,7 +216,7 @@ async def _check_personas(gateway: Gateway, personas: Sequence[str]) -> None:
 
 
 async def _admitted(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_session: str) -> QueryRecord:
-    """Accept a query if there is room for one of its size. Raises also TooMuchUnderWay and BusNearlyFull."""
+    """Accept a query if Redis has room for its size. Raises as `_accept`, and TooMuchUnderWay and BusNearlyFull."""
     canonical, user, large = ask.canonical(), origin.principal.user_id, gateway.large_queries
     await large.admit(user, once, len(canonical))
     try:
@@ -229,7 +229,7 @@ async def _admitted(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh
 
 
 async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: str, fresh_session: str) -> QueryRecord:
-    """Accept a query. asked: the digest of the request, before the settings of its chat are added to it."""
+    """Accept a query. asked: the digest of the request without the settings of its chat."""
     settings, user = gateway.settings, origin.principal.user_id
     registry = gateway.context.registry
     if await gateway.backlog(settings.max_backlog) > settings.max_backlog:
@@ -306,7 +306,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
         raise ApiError(429, "session_busy", "too many queries of this session are waiting", {"Retry-After": "2"})
     tracing.annotate({"local2.query.id": found.query_id, "gen_ai.conversation.id": session_id})
     if found.earlier is not None:
-        # The same key came twice at the same moment, or its query was deleted since the first look.
+        # The same key came twice at the same moment, or its query was deleted after the first check.
         return _same(QueryRecord.parse(found.query_id, found.earlier) if found.earlier else None, asked)
     gateway.accepted(ask.mode, found.unfinished)
     return replace(record, query_id=found.query_id, accepted=found.accepted, deadline=found.deadline)

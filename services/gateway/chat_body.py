@@ -91,7 +91,7 @@ class ChatMessage(Wire):
 
     @property
     def thinking(self) -> str | None:
-        """The thoughts that a client sends back with the model's calls."""
+        """Return the thoughts that a client sends back with the model's calls."""
         if self.role != "assistant":
             return None
         given = (self.reasoning_content, self.reasoning)
@@ -234,7 +234,7 @@ def question(
         raise bad("messages: the last message of the user is empty")
     if any(len(message.content) + len(message.thinking or "") > MAX_QUERY_CHARS for message in messages):
         raise bad(f"messages: one is longer than {MAX_QUERY_CHARS} characters", "context_length_exceeded")
-    # of turns that are over no thoughts are kept
+    # Finished turns go to the model without thoughts.
     before = [message.model_copy(update={"thinking": None}) for message in messages[: said[-1]]]
     return last, before, list(messages[said[-1] + 1 :]) or None
 

@@ -40,8 +40,8 @@ async def delete_session(gateway: Gateway, info: SessionInfo) -> list[str]:
 async def delete_sessions(gateway: Gateway, infos: Sequence[SessionInfo]) -> list[str]:
     """Remove sessions; return the ids of their unanswered queries, which are cancelled.
 
-    The streams are read once for all sessions, which is most of the work. Each session stays until its data is removed:
-    an interrupted deletion can be repeated.
+    Reading the streams is most of the work, so one pass serves all sessions. Each session stays until its data is
+    removed: an interrupted deletion can be repeated.
     """
     bus, session_ids = gateway.bus, [info.session_id for info in infos]
     open_ids = await lanes.unfinished_of(bus, session_ids, "A")
@@ -95,7 +95,7 @@ async def _forget(gateway: Gateway, session_ids: Sequence[str]) -> list[str]:
         waiting = await still_read(bus, queries)
         await cancel_all(gateway, waiting)
         await bus.link.pipe([("UNLINK", cancel_key(query_id)) for query_id in set(queries) - set(waiting)])
-        # A client that follows the answer reads its end first: in a closed session the respondent removes it at once.
+        # Let subscribed clients read the end of the answer: in a closed session the respondent removes it at once.
         until = asyncio.get_running_loop().time() + STOPPING
         while waiting and await _running(bus, session_ids) and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK)
@@ -107,7 +107,7 @@ async def _forget(gateway: Gateway, session_ids: Sequence[str]) -> list[str]:
 
 
 async def _running(bus: Bus, session_ids: Sequence[str]) -> bool:
-    """Whether a respondent is at work on a query of these sessions."""
+    """Return whether a respondent is answering a query of these sessions."""
     for session_id in session_ids:
         if await lanes.running(bus, session_id):
             return True

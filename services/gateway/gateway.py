@@ -88,7 +88,7 @@ class Gateway:
         bus = context.bus
 
         async def unfinished(names: Collection[str]) -> Collection[str]:
-            # A query has its once-key as its name, which has no dash, until it has an id.
+            # Until a query has an id, its name is its once-key, which has no dash.
             ids = {name for name in names if "-" in name}
             return {*(set(names) - ids), *(await lanes.awaited(bus, sorted(ids)))}
 
@@ -129,7 +129,7 @@ class Gateway:
 
     @property
     def large_queries(self) -> LargeMessages:
-        """Those that were accepted here and may not be answered yet."""
+        """The large queries that this gateway has accepted and that may be unanswered."""
         return self._on_the_bus().large_queries
 
     @contextlib.asynccontextmanager
@@ -195,7 +195,7 @@ class Gateway:
         scope, leaving = asyncio.timeout(0.0 if self.stopping else None), asyncio.ensure_future(gone)
 
         def left(_: asyncio.Future[Any]) -> None:
-            # The loop may call this after the work has ended: a callback that is scheduled cannot be removed.
+            # The loop may call this after the work has ended: a scheduled callback cannot be removed.
             if scope in self._open:
                 _end(scope)
 

@@ -19,7 +19,7 @@ _HANDED = re.compile(r"call_(\d{1,15})_(\d{1,10})_\d{1,4}_\d{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A turn as a client has it. attachments: ids of the files in its question."""
+    """A turn in a client's history. attachments: ids of the files in its question."""
 
     query: str
     answer: str

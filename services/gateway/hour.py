@@ -35,7 +35,7 @@ NAMES = (*_RATES, *_MEANS, *_LEVELS)
 Totals = Mapping[str, float]
 
 
-# Routes whose 503 is the answer to the question that was asked, not a failure.
+# Routes whose 503 reports a state and is no failure.
 _PROBES = frozenset({"/ready"})
 
 

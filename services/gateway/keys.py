@@ -30,7 +30,7 @@ ADMIN = "admin"
 LINK_SECONDS = 60
 LINK_KEY_SECONDS = 7 * 86_400
 _NAME = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
-# Replaces a field of a hash that is there. KEYS: hash. ARGV: field, value. Returns 1, or 0 for a missing field.
+# Replaces an existing field of a hash. KEYS: hash. ARGV: field, value. Returns 1, or 0 for a missing field.
 _REPLACE = Script("if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end "
                   "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return 1")  # fmt: skip
 # A revoked key works at most this long on another replica.
@@ -40,8 +40,8 @@ _CACHE_SIZE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The user of a request. trusted: the key may name other users. time_zone: the IANA name that its key has, or an
-    empty string."""
+    """The user of a request. trusted: the key may name other users. time_zone: IANA name of the key's zone, or an empty
+    string."""
 
     user_id: str
     role: Role
@@ -85,11 +85,11 @@ class KeyRecord:
         return Principal(self.user_id, self.role, self.trusted, self.time_zone)
 
     def dump(self) -> bytes:
-        # a gateway of an earlier version refuses a field that it does not know
+        # Gateways of earlier versions refuse unknown fields.
         return orjson.dumps({name: value for name, value in asdict(self).items() if name != "time_zone" or value})
 
 
-# A gateway of a later version may have written others.
+# Known fields: gateways of later versions may write others.
 _FIELDS = frozenset(field.name for field in fields(KeyRecord))
 
 
@@ -161,7 +161,7 @@ class Keys:
     async def create(
         self, name: str, user_id: str, role: Role, *, trusted: bool = False, time_zone: str = ""
     ) -> tuple[KeyRecord, str]:
-        """Make a key. Returns its record and its secret, which is stored nowhere."""
+        """Make a key. Return its record and its secret, which is stored nowhere."""
         key = new_key()
         hashed = digest(key)
         record = KeyRecord(hashed[:12], name, user_id, role, now_ms(), trusted=trusted, time_zone=time_zone)
@@ -192,13 +192,13 @@ class Keys:
         return sorted((record for _, record in await self.stored()), key=lambda record: (record.created, record.id))
 
     async def set_zone(self, key_id: str, time_zone: str) -> KeyRecord | None:
-        """Set the time zone of a key; empty: the deployment's. Returns its record, unchanged for a start key; None for
-        an unknown id. Other replicas use the new zone after two seconds at most."""
+        """Set the time zone of a key; empty: the deployment's. Return its record, unchanged for a start key; None for
+        an unknown id. Other replicas use the new zone after at most two seconds."""
         link = self._connection.bus.link
         for hashed, record in await self.stored():
             if record.id == key_id and not record.start:
                 changed = replace(record, time_zone=time_zone)
-                # a key that is revoked at this moment must not come back
+                # Replace only an existing field: a key that was revoked meanwhile must not come back.
                 if not await link.call(*_REPLACE((API_KEYS,), hashed, changed.dump())):
                     return None
                 self._cache.pop(hashed, None)

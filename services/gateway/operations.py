@@ -30,10 +30,10 @@ def new_call() -> str:
 async def operate(
     gateway: Gateway, participant: str, user_id: str, *, changes: bool = False, time_zone: str = "", **args: Any
 ) -> dict[str, Any]:
-    """Return what an operation of a participant's `…_manage` returns.
+    """Return the result of an operation of a participant's `…_manage`.
 
     changes: whether the operation writes. time_zone: IANA name of the user's zone. Raises ApiError: 422 when the
-    participant refuses the operation, 503 when it does not answer. The 503 says so when a write may have been made.
+    participant refuses the operation, 503 when it does not answer; with `outcome` when a write may have been made.
     """
     caller = Caller(query_id="", user_id=user_id, time_zone=time_zone)
     return await operate_for(gateway, participant, caller, args, changes=changes)
@@ -48,7 +48,7 @@ async def operate_for(
     *,
     changes: bool = False,
 ) -> dict[str, Any]:
-    """The same within so many seconds. The id of the call is the query of `caller`, or a new one."""
+    """Do the same as `operate` with a timeout in seconds. The id of the call is `caller.query_id`, or a new one."""
     operation, trail, asked = f"{participant}_manage", Trail(), False
     try:
         async with gateway.reachable(extra=seconds):
@@ -68,7 +68,7 @@ async def operate_for(
         found: dict[str, Any] = outcome.data
         return found
     if outcome.error.startswith(_AWAY):
-        # a participant that is "unavailable" has written nothing
+        # A participant that reports "unavailable" has written nothing.
         unsure = bool(trail.requests) and not outcome.error.startswith(_UNDONE)
         why = outcome.error.removeprefix(_UNDONE).removeprefix(OUTCOME_UNKNOWN)
         raise _unavailable(participant, why, unknown=changes and unsure)
@@ -94,8 +94,8 @@ async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
 
 
 async def known_files(gateway: Gateway, user_id: str, ids: Sequence[str] | None) -> list[dict[str, Any]] | None:
-    """Return the files of a question, each once, with what a turn records of them. Raises ApiError: 404 when one of
-    them is not the user's."""
+    """Return the files of a question, each once, with the fields that a turn records. Raises ApiError 404 for a file
+    that is not the user's."""
     if ids is None:
         return None
     found = await there_still(gateway, user_id, ids)
@@ -105,7 +105,7 @@ async def known_files(gateway: Gateway, user_id: str, ids: Sequence[str] | None)
 
 
 async def there_still(gateway: Gateway, user_id: str, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Return those of some files that the user has, each once, with what a turn records of them. Raises ApiError 503
+    """Return the existing ones of a user's files, each once, with the fields that a turn records. Raises ApiError 503
     while the memory is away."""
     if not ids:
         return []
@@ -115,8 +115,8 @@ async def there_still(gateway: Gateway, user_id: str, ids: Sequence[str]) -> lis
 
 
 async def files_now(gateway: Gateway, user_id: str, files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return attached files by id, as clients see them: with the memory's present facts, and marked where they were
-    deleted. While the memory is away, each has only what its turn recorded."""
+    """Return attached files by id for clients: with the memory's present facts, and `deleted`. While the memory is
+    away, each file has only the fields that its turn recorded."""
     found = {str(file["id"]): {**file, "deleted": False} for file in files}
     ids = list(found)
     with contextlib.suppress(ApiError, TransientError):
@@ -131,7 +131,7 @@ async def files_now(gateway: Gateway, user_id: str, files: Iterable[Mapping[str,
 
 
 def _unavailable(participant: str, why: str, *, unknown: bool = False) -> ApiError:
-    """unknown: whether a write may have been made all the same."""
+    """unknown: whether a write may have been made."""
     text, extra = f"{participant} is not available: {why}"[:500], {"outcome": "unknown"} if unknown else {}
     if unknown:
         text += ". The outcome of this change is unknown: read it again before you repeat the change."

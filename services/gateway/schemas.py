@@ -59,7 +59,7 @@ class QueryBody(Body):
     )
 
     query: str = Field(
-        max_length=MAX_QUERY_CHARS, description="What the user says; may be empty where there are attachments"
+        max_length=MAX_QUERY_CHARS, description="The text of the question; may be empty if there are attachments"
     )
     session_id: str | None = Field(
         default=None, description=f"A session of yours, made when it is new: {SESSION_RULE}. Left out: a fresh one"

@@ -78,8 +78,8 @@ async def place(gateway: Gateway, session_id: str, user_id: str, instead_of: str
 
 
 async def files_of_query(gateway: Gateway, info: SessionInfo, query_id: str) -> list[dict[str, Any]] | None:
-    """Return the files of a query of the session, without deleted ones. Raises ApiError 503 while the memory that has
-    them is away, and BusUnavailable."""
+    """Return the files of a query of the session, without deleted ones. Raises ApiError 503 while the memory is away,
+    and BusUnavailable."""
     turn = await gateway.sessions.turn(info.session_id, "A", query_id)
     attached = list(turn.attachments) if turn is not None else []
     if turn is None and (found := await happened(gateway, info, query_id)) is not None:

@@ -196,7 +196,7 @@ async def restore(
 
 
 async def _check_lease(gateway: Gateway, token: str) -> None:
-    """Raise Local2Error if this restore has lost its lease: another one may write already."""
+    """Raise Local2Error if this restore has lost its lease: another restore may be writing."""
     if await gateway.bus.link.call("GET", RESTORE_LOCK) != token.encode():
         raise Local2Error("another restore has begun")
 
@@ -204,9 +204,9 @@ async def _check_lease(gateway: Gateway, token: str) -> None:
 async def _cleared(
     gateway: Gateway, uncleared: dict[str, Section], until: str | None, token: str
 ) -> AsyncIterator[dict[str, Any]]:
-    """Empty the sections up to this one, in the order of the file, and take them out of `uncleared`.
+    """Empty the sections up to `until`, in the order of the file, and take them out of `uncleared`.
 
-    until: None for all that are left, which have no record in the file. Yields how many things are removed.
+    until: None for all remaining sections, which have no record in the file. Yields the number of removed items.
     """
     while uncleared and (until is None or until in uncleared):
         name = next(iter(uncleared))

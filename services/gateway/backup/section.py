@@ -60,7 +60,7 @@ class Section(Protocol):
         """Whether nothing is kept yet."""
 
     def clear(self) -> AsyncIterator[int]:
-        """Remove everything, a bounded part at each step. Yields how many things a step has removed."""
+        """Remove everything, a bounded part at each step. Yields the number of items that a step has removed."""
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         """Adds what is not there yet; what is there stays. Repeating it changes nothing."""

@@ -16,7 +16,7 @@ from shared.records.session_records import (
 
 # Sessions are read so many at a time: most are small, a few may have megabytes.
 _PAGE = 16
-# Sessions are deleted so many at a time: each batch reads all streams once.
+# Sessions per batch of a deletion: each batch reads all streams once.
 _BATCH = 32
 
 

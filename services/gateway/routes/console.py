@@ -22,7 +22,7 @@ _TYPES = {
 }
 _PAGE = "index.html"
 HEADERS = {
-    # Nothing from elsewhere, no inline script, and no text becomes HTML but by the one policy, which cleans it.
+    # Only this origin, no inline script, and no HTML from text except by the one policy, which sanitises it.
     # `blob:` is for images alone: the page fetches them with the key and makes an address for their bytes.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'; require-trusted-types-for 'script'; trusted-types local2",

@@ -374,7 +374,7 @@ def _resource(prefix: str, name: str, title: str) -> types.Resource:
 
 
 def _shown(engram: dict[str, Any]) -> bool:
-    """Return whether the user saw this answer: respondent B's are kept for judging only."""
+    """Return whether the user saw this answer: respondent B's answers are for judging only."""
     return engram.get("respondent_id") != "B"
 
 

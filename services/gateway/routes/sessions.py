@@ -38,7 +38,7 @@ from shared.records.sessions import MAX_TURNS, SessionInfo, words_of
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
 
-# Seconds in which a generator builds the messages of a session; the rest of the session is shown without them then.
+# Timeout for the messages of a session, which a generator builds; after it the response has no messages.
 _MESSAGES_SECONDS = 10.0
 _INFO = {"session_id": "geography-1", "title": "Capitals", "created": 1, "updated": 2, "pinned": False}
 _USUAL = ChatSettings().model_dump()
@@ -167,7 +167,7 @@ async def show_session(
 async def _messages(
     gateway: Gateway, user: Principal, info: SessionInfo, time_zone: str | None
 ) -> tuple[list[dict[str, Any]] | None, str | None]:
-    """Return the messages array from a generator, which builds it as for an answer; else why there is none."""
+    """Return the messages array, which a generator builds as for an answer, or None with the reason."""
     settings = ChatSettings.of(info.settings)
     caller = Caller(new_call(), user_id=user.user_id, time_zone=time_zone or user.time_zone or gateway.settings.zone)
     args = {
@@ -183,13 +183,13 @@ async def _messages(
     except ApiError as exc:
         return None, exc.message
     except TransientError as exc:
-        # The turns can be read from a bus that takes no writes; the generator cannot be asked there.
+        # A request to the generator needs a write, which the bus refuses; the turns stay readable.
         return None, str(exc)
     finally:
-        # the answer holds the conversation: nothing of it may be left when the session is deleted
+        # The answer contains the conversation: a deleted session must leave no copy of it.
         with contextlib.suppress(TransientError):
             await erase_answer(gateway.bus, gateway.context.inbox, "generator_manage", caller.query_id)
-    # a session that was deleted meanwhile
+    # An empty list if the session was deleted meanwhile.
     return (found["messages"], None) if found["found"] else ([], None)
 
 

@@ -111,13 +111,13 @@ class SentEarlier(Shape):
     id: str
     name: str = ""
     sent: str = Field(
-        description="image, text: with its message while it fits. In other forms a line stands for it: search, "
-        "left_out, unseen (the model sees no images), deleted, unreadable, away (the memory is not there)"
+        description="image, text: with its message while it fits. In all other forms the model gets a line: search, "
+        "left_out, unseen (the model sees no images), deleted, unreadable, away (the memory does not answer)"
     )
 
 
 class FilesSent(Shape):
-    """In which form the model gets the files of earlier messages."""
+    """The forms in which the model gets the files of earlier messages."""
 
     files: list[SentEarlier]
 

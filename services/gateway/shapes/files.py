@@ -29,13 +29,13 @@ class Attached(Shape):
 
     id: str
     name: str = ""
-    type: str = Field(default="", description="As it was found out from its content; empty: not known")
+    type: str = Field(default="", description="Detected from the content; empty: not known")
     size: int | None = Field(default=None, description="Bytes")
     pages: int | None = Field(default=None, description="Of a PDF that has been read")
 
 
 class AttachedNow(Attached):
-    """A file of a turn, as it is now."""
+    """A file of a turn in its present state."""
 
     deleted: bool = Field(default=False, description="It was removed; GET /files/{id} answers 404")
 

@@ -176,12 +176,12 @@ class RestoreFault(Shape):
 class RestoreLine(Shape):
     """A line of a restore's progress: first `checked`, then sections, at last `restored` or `error`.
 
-    A line of a section has `removed` while the section is emptied (mode `replace`), else `done` and `of`.
+    A section's line has `removed` during the deletion of its items (mode `replace`), else `done` and `of`.
     """
 
     checked: RestoreChecked | None = None
     section: str = ""
-    removed: int | None = Field(default=None, description="Things of the section that are removed so far")
+    removed: int | None = Field(default=None, description="Items of the section that have been removed")
     done: int = 0
     of: int = 0
     restored: dict[str, RestoreTally] | None = None

@@ -64,8 +64,8 @@ class SessionShown(SessionChanged):
     total: int = Field(description="Turns of the whole session")
     earlier: str | None = Field(description="`before` of the next page; null at the beginning")
     messages: list[ChatTurnMessage] | None = Field(
-        description="As the model will see them before the next query of chat mode: with system prompt and date, "
-        "without thinking; `attachments` are the images that it sees. null: see `messages_missing`"
+        description="As the model will get them before the next query of chat mode: with system prompt and date, "
+        "without thinking; `attachments` are the images that it gets. null: see `messages_missing`"
     )
     messages_missing: str | None = Field(description="Why `messages` is null")
 
