@@ -55,8 +55,8 @@ class Wanted:
 async def attached(
     files: Files, wanted: Wanted, question: str, ids: Sequence[str]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the user's message with its files, and what its turn records of them. Raises ModelError: a file is
-    missing, or the model does not see."""
+    """Return the user's message with its files, and the records of the files for the turn. Raises ModelError if a file
+    is missing, or if the model does not see images."""
     message: dict[str, Any] = {"role": "user", "content": question}
     texts: list[str] = []
     images: list[dict[str, Any]] = []

@@ -27,7 +27,7 @@ def _prompt(name: str) -> str:
 def persona_prompt(
     identity: str, date_line: str, deliberations: Sequence[Deliberation], context: str | None = None
 ) -> str:
-    """Return the system prompt of a member. `context`: memories found for a model that cannot call tools."""
+    """Return the system prompt of a member. context: memories for a model that cannot call tools."""
     parts = [identity, _prompt("persona"), _prompt("relations"), date_line, *_retrieved(context)]
     if deliberations:
         parts.append(f"=== PREVIOUS DELIBERATIONS ===\n{transcript(deliberations)}")
@@ -64,7 +64,7 @@ class Seat:
 @dataclass(frozen=True, slots=True)
 class Session:
     """How a committee sits: who, in this order, how often, whether at the same time, and how many rounds of tool calls
-    each member has in a turn, and The Self. date_line: the date as every member reads it."""
+    each member has in a turn, and The Self. date_line: the date line in every member's prompt."""
 
     personas: Sequence[str]
     rounds: int = 1

@@ -22,21 +22,21 @@ _MAX_RESERVE = 8_192
 _QUOTED = re.compile(r"(\[untrusted content from [^\n]*\n)(.*)(\n\[end of untrusted content[^\n]*\])", re.DOTALL)
 _LEAST_QUOTED = 400
 _LEFT_OUT_CHARS = 60
-# Tokens of an image until the backend has counted some: 256 in Gemma 3 and 4, 576 in LLaVA 1.5, one for 28 x 28 pixels
-# in Qwen2-VL (1,369 for a square of 1,024), 765 to 1,105 in GPT-4o, at most about 1,600 in Claude, as each documents.
+# Tokens of an image until the backend has counted some. Documented figures: 256 for Gemma 3 and 4, 576 for LLaVA 1.5,
+# one per 28 x 28 pixels for Qwen2-VL, 765 to 1,105 for GPT-4o, at most about 1,600 for Claude.
 IMAGE_TOKENS = 1_000
-# What a count may teach of an image: from the smallest of these to the largest of open models at full size.
+# Bounds of a learned figure: the smallest of these, and the largest of open models at full size.
 _LEAST_IMAGE, _MOST_IMAGE = 256, 4_096
-# Where images take more of a prompt than this, its count says little about the characters of a token.
+# Above this share of images, the count of a prompt is no measure of characters per token.
 _IMAGES_SHARE = 0.25
-# Of the room for a prompt: up to here files of earlier turns are sent again. Older turns are summarised from 0.8 on,
-# so files alone never cause that.
+# The share of the prompt's room up to which files of earlier turns are sent again. Compaction begins at 0.8: files
+# alone never cause it.
 EARLIER_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How long things are: `ratio` characters per token, `image` tokens per image."""
+    """Lengths in tokens. ratio: characters per token. image: tokens per image."""
 
     ratio: float = DEFAULT_RATIO
     image: int = IMAGE_TOKENS
@@ -44,11 +44,11 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class EarlierFile:
-    """A file of an earlier message, which is sent with it again while it fits.
+    """A file of an earlier message, which the model gets again while it fits.
 
-    text: its quoted text. image: as the model port has it. Without both, `line` alone is sent. line: what the model
-    reads in place of the file. unseen: the same, where the server takes no images. left_out: an image that is not
-    loaded, because it cannot fit.
+    text: its quoted text. image: in the form of the model port. line: the text in place of the file, also without text
+    and image. unseen: the line for a server that takes no images. left_out: the image is not loaded, because it cannot
+    fit.
     """
 
     id: str
@@ -62,7 +62,7 @@ class EarlierFile:
 
 @dataclass(slots=True)
 class Fitted:
-    """messages: what is sent. dropped: turns left out, oldest first. tokens: estimated length of what is sent.
+    """messages: those of the request. dropped: turns left out, oldest first. tokens: estimated length of the request.
     left_out: images of earlier turns that are not sent."""
 
     messages: list[Message]
@@ -80,10 +80,10 @@ class ContextTooSmall(ValueError):
 class Conversation:
     """system: messages that are never cut. history: turns, oldest first; a message's `files` are `EarlierFile`s.
 
-    most: turns that are sent at most; None: as many as fit. kept: turns of the last request. announced: how many
-    left-out turns clients know of, and which left-out images. names: the queries of the history's turns; nothing where
-    the client keeps it. summarised: turns before them that the system messages tell of in other words, the last of
-    which is `until`. unseen: images of those turns. sees: whether the server takes images of earlier turns.
+    most: the most turns to send; None: as many as fit. kept: turns of the last request. announced: the number of
+    left-out turns and the ids of left-out images that the journal has announced. names: the queries of the history's
+    turns; empty for a client's history. summarised: the number of earlier turns in the summary, up to the query
+    `until`. unseen: images of those turns. sees: whether the server takes images of earlier turns.
     """
 
     system: list[Message]
@@ -108,8 +108,8 @@ class Conversation:
         return seen
 
     def fit(self, current: Sequence[Message], tools: Sequence[Mapping[str, Any]], context: int) -> Fitted:
-        """What to send, in a context of so many tokens: whole turns first, then the files of these turns, newest first.
-        Raises ContextTooSmall."""
+        """Return the request that fits a context of `context` tokens: whole turns first, then the files of these turns,
+        newest first. Raises ContextTooSmall."""
         history = self.history if self.most is None else self.history[max(0, len(self.history) - self.most) :]
         bare = [[with_files(message, ()) for message in turn] for turn in history]
         fitted = fit(self.system, bare, current, tools, context, self.rates)
@@ -121,7 +121,7 @@ class Conversation:
         return fitted
 
     def _add_files(self, fitted: Fitted, room: int) -> None:
-        """Put files into the messages of the turns that are sent, newest first, in so many tokens."""
+        """Put files into the messages of the kept turns, newest first. room: in tokens."""
         for turn in self.history[: fitted.dropped]:
             fitted.left_out += [one for message in turn for one in message.get("files", ()) if _is_image(one)]
         place = len(self.system) + sum(len(turn) for turn in self.history[fitted.dropped :])
@@ -140,13 +140,13 @@ class Conversation:
                 fitted.messages[place] = with_files(message, sent, sees=self.sees)
 
     def _cost(self, file: EarlierFile) -> int | None:
-        """Return the tokens that a file adds to its line; None of a file that cannot be sent."""
+        """Return the tokens that a file adds to its line; None for a file that cannot be sent."""
         if file.image is not None:
             return self.rates.image if self.sees else None
         return ceil((len(file.text) - len(file.line)) / self.rates.ratio) if file.text else None
 
     def resends_images(self) -> bool:
-        """Whether images of earlier turns may be sent."""
+        """Return whether the request may contain images of earlier turns."""
         return self.sees and any(
             one.image is not None for turn in self.history for message in turn for one in message.get("files", ())
         )
@@ -157,8 +157,8 @@ class Conversation:
         return self.kept > 0
 
     def measure(self, sent: int, tokens: int | None, images: int = 0) -> bool:
-        """Learn from a prompt of `sent` characters and some images, in which the server counted so many tokens. True
-        when they are more than estimated."""
+        """Learn the rates from a prompt of `sent` characters and some images, of which the server counted the tokens.
+        Return whether they are more than estimated."""
         before = self.rates
         if images and tokens and before.ratio != DEFAULT_RATIO:
             each = int((tokens - sent / before.ratio) / images)
@@ -174,12 +174,12 @@ def _length(sent: int, images: int, rates: Rates) -> float:
 
 
 def _is_image(file: EarlierFile) -> bool:
-    """Whether it is an image that the model could have seen."""
+    """Return whether a file is an image that the model could have seen."""
     return file.image is not None or file.left_out
 
 
 def with_files(message: Message, sent: Sequence[EarlierFile], *, sees: bool = True) -> Message:
-    """Return a message of the history as it is sent: with these of its files, and a line for each other one."""
+    """Return a message of the history for a request: with the files in `sent`, and a line for each other file."""
     if "files" not in message:
         return message
     texts: list[str] = []
@@ -294,9 +294,9 @@ def shortened(messages: Sequence[Message], excess: int) -> list[Message]:
 
 
 def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """A client's own history as (system messages, turns); a turn begins with each user message.
+    """Return a client's own history as (system messages, turns); a turn begins with each user message.
 
-    Thoughts are left out: they belong to the turn that is not over yet.
+    Thoughts are left out: only the current turn has them.
     """
     system = [message for message in messages if message["role"] == "system"]
     turns: list[list[Message]] = []

@@ -1,4 +1,4 @@
-"""The conversation before a question, as the model reads it: built here for an answer, and for who looks at it."""
+"""The conversation before a question in the model's form: for an answer, and for `GET /sessions/{id}`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.records.sessions import Turn
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """What the model is told beside the operator's system prompt. own: for this conversation. note: on a low grade."""
+    """The system prompt beside the operator's part. own: the conversation's instructions. note: on a low grade."""
 
     date_line: str
     own: str = ""
@@ -29,7 +29,7 @@ class Instructions:
 async def of_session(
     settings: GeneratorSettings, prompt: str, past: Past, loader: Callable[[], Awaitable[Loader]]
 ) -> tuple[Conversation, Earlier]:
-    """Return what a session holds, as a conversation, and the files in it. `loader` is called where there are files."""
+    """Return the conversation of a session, and its files. loader: called only if the session has files."""
     limit = settings.history_turns
     recent = past.after[-limit:] if limit else []
     rates = Rates()
@@ -58,6 +58,6 @@ def _messages(turn: Turn, earlier: Earlier) -> list[Message]:
 
 
 def _attachments(past: Past, turns: Sequence[Turn]) -> list[Any]:
-    """Return the files of these turns, and of those that the summary covers, newest first."""
+    """Return the files of these turns and of the summarised ones, newest first."""
     summarised = past.summary.attachments if past.summary is not None else ()
     return [*(file for turn in reversed(turns) for file in turn.attachments), *reversed(summarised)]

@@ -1,8 +1,8 @@
-"""Files of earlier messages, as the model gets them: images and short texts again while they fit, else a line for each.
+"""Files of earlier messages in the model's form: images and short texts while they fit, else a line for each file.
 
-The memory says which files are still there and brings their bytes. A file that is gone, or a memory that is away, is a
-line for the model and never fails the question. Which file is sent in which form is decided once for an answer; its
-journal holds the decision, and a replica that takes the answer over reads it there.
+The memory lists the existing files and returns their bytes. A deleted file, or a memory that is away, gives a line and
+never makes the question fail. The forms of the files are decided once for an answer. The journal records the decision
+for a replica that takes the answer over.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from shared.contracts import FILES_ALONE, ChatTurnMessage
 from shared.participant.files import Files, FilesRefused, FilesUnavailable
 from shared.records.sessions import Turn, words_of
 
-# Of the room for a prompt: what texts of earlier messages may take, together.
+# The share of the prompt's room for all texts of earlier messages together.
 TEXT_SHARE = 0.25
-# Bytes of earlier images in one request. A model server that is asked over HTTP may refuse a larger body.
+# Bytes of earlier images in one request: a model server may refuse a larger body.
 MAX_IMAGE_BYTES = 20_000_000
-# Files of a conversation that are looked up, the newest; an older one has a line from what its turn recorded.
+# The most files per conversation to look up in the memory, the newest; older ones get a line from their turn's record.
 _MAX_FILES = 100
-# Seconds after which a memory that is away is asked once more.
+# Seconds before the one retry when the memory is away.
 _AGAIN_S = 0.5
 
 
 class Form(StrEnum):
-    """The form in which a file is sent."""
+    """The form in which the model gets a file."""
 
     IMAGE = "image"
     TEXT = "text"
-    # a line, and why
+    # a line, for this reason
     SEARCH = "search"
     LEFT_OUT = "left_out"
     UNSEEN = "unseen"
@@ -54,17 +54,17 @@ class Earlier:
         return [self.files[str(one["id"])] for one in attachments]
 
     def entry(self) -> dict[str, Any]:
-        """Return the decision as the journal holds it."""
+        """Return the decision for the journal."""
         return {"files": [{"id": id, "name": self.files[id].name, "sent": form} for id, form in self.forms.items()]}
 
 
 def decided(entry: Mapping[str, Any]) -> dict[str, Form]:
-    """Return the decision in a journal's entry. Raises KeyError and ValueError."""
+    """Return the decision from a journal's entry. Raises KeyError and ValueError."""
     return {str(one["id"]): Form(one["sent"]) for one in entry["files"]}
 
 
 def in_summary(file: EarlierFile, form: Form) -> EarlierFile:
-    """Return the file of a turn that only a summary tells of: a line, for an image the one that it is left out."""
+    """Return the file of a summarised turn: a line; an image counts as left out."""
     if form is not Form.IMAGE:
         return EarlierFile(file.id, file.name, file.line)
     return EarlierFile(file.id, file.name, file.line, left_out=True)
@@ -72,10 +72,8 @@ def in_summary(file: EarlierFile, form: Form) -> EarlierFile:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Loads files of earlier messages for one user and model. data: False leaves the bytes of images out.
-
-    before: the decision of the replica that began the answer.
-    """
+    """Loads files of earlier messages for one user and model. before: the decision in the journal. data: whether to
+    fetch the bytes of images."""
 
     files: Files
     wanted: Wanted
@@ -83,7 +81,7 @@ class Loader:
     data: bool = True
 
     async def load(self, newest_first: Iterable[Mapping[str, Any]], rates: Rates = Rates()) -> Earlier:
-        """Return these files, of which each has an `id` and what else its turn recorded."""
+        """Return these files. newest_first: the records of their turns, each with an `id`."""
         attached: dict[str, Mapping[str, Any]] = {}
         for one in newest_first:
             attached.setdefault(str(one["id"]), one)
@@ -96,7 +94,7 @@ class Loader:
         return Earlier({id: file for id, (file, _) in found.items()}, {id: form for id, (_, form) in found.items()})
 
     async def _known(self, ids: Sequence[str]) -> dict[str, dict[str, Any] | None] | None:
-        """Return what the memory knows of files, None for a deleted one; None while the memory is away."""
+        """Return the memory's facts about files by id, None for a deleted file; None while the memory is away."""
         for last in (False, True):
             try:
                 found = await self.files.operate(self.wanted.user_id, op="get", ids=ids)
@@ -112,7 +110,7 @@ class Loader:
     def _forms(
         self, about: Mapping[str, Mapping[str, Any]], known: Mapping[str, Any] | None, rates: Rates
     ) -> dict[str, Form]:
-        """Decide what is worth loading: as much as fits when nothing else is in the prompt, newest first."""
+        """Choose the forms, newest first: load as much as would fit into an otherwise empty prompt."""
         context = self.wanted.facts.context(self.wanted.num_ctx)
         room = context - reserve(context)
         images, size = int(EARLIER_SHARE * room / rates.image), MAX_IMAGE_BYTES
@@ -144,7 +142,7 @@ class Loader:
         return Form.TEXT if file.get("state") == "ready" and "chars" in file else Form.SEARCH
 
     async def _file(self, about: Mapping[str, Any], form: Form) -> tuple[EarlierFile, Form]:
-        """Return a file with its content, and its form: another one where the content could not be had."""
+        """Return a file with its content, and its form, which changes if the content cannot be fetched."""
         id, name = str(about["id"]), str(about["name"])
         if form in (Form.IMAGE, Form.TEXT) and (form is Form.TEXT or self.data):
             try:
@@ -171,8 +169,8 @@ class Loader:
 
 
 def line(about: Mapping[str, Any], form: Form) -> str:
-    """Return what stands for a file that is not sent."""
-    # a name must not end the line
+    """Return the line in place of a file."""
+    # A name must not end the line.
     name = " ".join(str(about["name"]).split()).translate(str.maketrans("[]", "()"))
     pages = about.get("pages")
     if pages:
@@ -194,7 +192,7 @@ def line(about: Mapping[str, Any], form: Form) -> str:
 
 
 def with_files_of(messages: Sequence[ChatTurnMessage], turns: Sequence[Turn]) -> list[ChatTurnMessage]:
-    """Return a client's history with the files of the turns of its session, where the client left them out."""
+    """Return a client's history; messages without files get those of their turn in the session."""
     found: list[ChatTurnMessage] = []
     place = 0
     for message in messages:
@@ -208,7 +206,7 @@ def with_files_of(messages: Sequence[ChatTurnMessage], turns: Sequence[Turn]) ->
 
 
 def _asks(message: ChatTurnMessage, turn: Turn) -> bool:
-    """Whether a message asks the question of a turn; clients may put material before it."""
+    """Return whether a message has the question of a turn; clients may put material before it."""
     said, asked = " ".join(message.content.split()), " ".join(words_of(turn.query).split())
     return message.role == "user" and (said.endswith(asked) if asked else said in ("", FILES_ALONE))
 

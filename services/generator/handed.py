@@ -81,14 +81,14 @@ def _told(query_id: str, run: Recall, last: int, message: ChatTurnMessage) -> li
         if step == last:
             placed += [_placed(call, reply) for call in message.tool_calls or ()]
         if placed:
-            # in the order in which the model made them: Gemini signs the first one
+            # Keep the model's order: Gemini signs the first call.
             found.append(reply.message([call for _, call in sorted(placed, key=lambda one: one[0])]))
             found += [tool_message(reply.tool_calls[place], record) for place, record in done.items()]
     return found
 
 
 def _placed(call: ChatToolCall, reply: Reply) -> tuple[int, dict[str, Any]]:
-    """A client's call with its place among those of the reply, and with the signature that it had there."""
+    """Return a client's call with its place in the reply, and with its signature from there."""
     match = _ID.fullmatch(call.id)
     place = int(match[4]) if match else len(reply.tool_calls)
     made = reply.tool_calls[place].signature if place < len(reply.tool_calls) else None

@@ -19,7 +19,7 @@ log = get_logger()
 
 Message = Mapping[str, Any]
 
-# What these return comes from the user's own store or from this machine; anything else may be a stranger's text.
+# Tools that return data of the user's own store or of this machine; other results may be a stranger's text.
 OWN_TOOLS = frozenset(
     {"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph", "current_time"}
 )
@@ -53,8 +53,7 @@ class Reply:
     image_tokens: int | None = None
 
     def message(self, calls: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
-        """The message as it goes back to the model server within its turn, thoughts included. `calls`: instead of its
-        own."""
+        """Return the message for a later request of its turn, with its thoughts. calls: replace its own calls."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.thinking:
             message["thinking"] = self.thinking
@@ -66,7 +65,7 @@ class Reply:
 
 
 def call_of_message(call: ToolCall) -> dict[str, Any]:
-    """A call as it stands in a message."""
+    """Return a call in the form of a message's `tool_calls`."""
     signed = {} if call.signature is None else {"signature": call.signature}
     return {"id": call.id, "name": call.name, "args": call.args, **signed}
 
@@ -142,11 +141,11 @@ class _Tally:
 async def run_agent(steps: Steps, question: Message, max_tool_iterations: int, terms: Terms | None = None) -> Answer:
     """Answers a question. The state machine stands at GENERATING before and after.
 
-    After `max_tool_iterations` rounds of tool calls, which is logged, or one in which every call was a repetition, the
-    model is told that no call is left, and asked once more if it makes one all the same. The tools stay in the request:
-    the prompt cache lives of it. A model that says nothing is asked again without them. A call of a client's tool ends
-    the run, when the agent's own calls of that message have their results. Raises ModelError without an answer, or when
-    it has not the form asked for twice.
+    The model reads that no call is left after `max_tool_iterations` rounds of tool calls (logged), or after a round of
+    repeated calls only. If it still makes a call, one more request follows. The tools stay in the requests: the prompt
+    cache needs them. A model without output is asked again without tools. A call of a client's tool ends the run, once
+    the agent's own calls of that message have results. Raises ModelError without an answer, or when the answer twice
+    lacks the required form.
     """
     terms = terms or Terms()
     current: list[Message] = [question, *terms.following]

@@ -1,7 +1,7 @@
-"""generator_manage: what the gateway asks a generator, for people. An operation between participants, not for models.
+"""generator_manage: internal operations that the gateway calls for users; models do not get this tool.
 
-`messages` is the array that the model would read before the next question of a session. The functions that build it for
-an answer build it here.
+`messages` returns the array that the model would get before the next question of a session, built by the functions that
+build it for an answer.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from shared.records.summaries import reading
 from shared.zones import date_line, first_zone
 
 NAME = "generator_manage"
-# Stands for the operator's system prompt where the user is no administrator.
+# Replaces the operator's system prompt for users who are not administrators.
 HIDDEN_PROMPT = "[the operator's instructions, which administrators can read]"
 
 
 class GeneratorManage(BaseModel):
     """Operates on the conversations of a user.
 
-    after: the turn at the end of the conversation, of a session with versions. model, system_prompt: those of the chat.
-    hide_prompt: the operator's system prompt is not returned.
+    after: the last turn of the conversation, in a session with versions. model, system_prompt: of the chat's settings.
+    hide_prompt: whether to replace the operator's system prompt.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -56,7 +56,7 @@ class Manage:
         return Tool(NAME, GeneratorManage, self.manage, internal=True)
 
     async def manage(self, args: GeneratorManage, request: ToolRequest) -> ToolResult:
-        """`data` is {"found": false} for a session that is not there or not the user's."""
+        """Run the operation. `data` is {"found": false} for a missing session or another user's."""
         parts, settings = self._parts, self._parts.context.settings
         info = await parts.sessions.info(args.session_id)
         if info is None or info.user_id != request.user_id:
@@ -89,7 +89,7 @@ class Manage:
 
 
 def _shown(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as JSON: ids in the place of images, and markers as the model server gets them."""
+    """Return a message as JSON: ids in place of images, and markers in the form that the model server gets."""
     shown = {"role": message["role"], "content": all_broken(message["content"])}
     if images_in([message]):
         shown["attachments"] = [str(image["id"]) for image in message["images"]]

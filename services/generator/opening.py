@@ -120,8 +120,8 @@ async def open_turn(
 
 
 async def past_of(parts: Parts, session_id: str, after: str | None, found: Sequence[Reply]) -> Past:
-    """Return what a session holds for the model. `found`: the replies to `Sessions.newest` and `reading`. `after`: the
-    end of the conversation, of a session with versions."""
+    """Return the turns and the summary of a session. found: the replies to `Sessions.newest` and `reading`. after: the
+    last turn of the conversation, in a session with versions."""
     settings = parts.context.settings
     members, total, raw = found
     turns = await parts.sessions.turns(session_id, settings.respondent_id, after=after, asked=(members, total))

@@ -29,8 +29,8 @@ class Recall:
     """replies: by (scope, step), those since included. results and requested (tokens): by call id. states: how many
     transitions were shown.
 
-    low_grade: what the model was told of an earlier answer's grade. earlier: the form in which each file of earlier
-    messages is sent, by id; None: it is not decided.
+    low_grade: the note on an earlier answer's grade in the prompt. earlier: the forms of files of earlier messages, by
+    id; None: not decided yet.
     unsettled: by speaker the last entry before partial text that no checkpoint covers.
     """
 

@@ -128,7 +128,7 @@ def check_known(query: QueryReceived, owner: str | None) -> None:
 
 
 async def wanted_by(parts: Parts, user_id: str, model: str) -> Wanted:
-    """Return for whom and for which model files are read."""
+    """Return the user and the model for which files are read."""
     settings = parts.context.settings
     # the demonstration model sees nothing, whatever its server says
     facts = ModelFacts(abilities=frozenset()) if settings.demo else await parts.model.facts(model)
@@ -216,7 +216,7 @@ class Response:
         return await wanted_by(self._parts, self._ports.caller.user_id, self._query.model or self._settings.model)
 
     async def _following(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
-        """What the client gives behind the question, as the model reads it."""
+        """Return the client's messages behind the question in the model's form."""
         if not messages:
             return []
         read = await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages)
@@ -315,13 +315,13 @@ class Response:
             given, turns = split_turns(history)
             conversation = Conversation([{"role": "system", "content": prompt}, *given], turns)
         if earlier.forms and ports.recall.earlier is None:
-            # first, so that a replica that takes the answer over sends the files in the same form
+            # Record first: a replica that takes the answer over must send the files in the same form.
             await ports.writer.append(EntryType.ATTACHMENTS, earlier.entry())
             ports.recall.earlier = dict(earlier.forms)
         return conversation
 
     async def _given_history(self, messages: Sequence[ChatTurnMessage]) -> tuple[Sequence[ChatMessage], Earlier]:
-        """The history that the client gives, as the model reads it, and the files in it."""
+        """Return the client's history in the model's form, and its files."""
         if self._query.kept and messages:
             messages = with_files_of(messages, await self._turns_kept())
         read = await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages) if messages else []
@@ -330,7 +330,7 @@ class Response:
         return await given_history(await self._loader(), read)
 
     async def _turns_kept(self) -> Sequence[Turn]:
-        """The turns of the session that keeps a client's history."""
+        """Return the turns of the session that stores a client's history."""
         if self._of_client is None:
             caller = self._ports.caller
             self._of_client = await self._parts.sessions.turns(self._query.session_id, "A", caller.query_id)
@@ -344,7 +344,7 @@ class Response:
         return Instructions(self._date_line(), self._query.system_prompt or "", told.note if told is not None else "")
 
     def _date_line(self) -> str:
-        """The user's date when the query was accepted: a replica that takes the query over reads the same line."""
+        """Return the date line for the acceptance of the query: it is the same after a takeover."""
         caller = self._ports.caller
         return date_line(entry_ms(caller.query_id), caller.time_zone)
 

@@ -155,10 +155,10 @@ class JournalSteps:
                 return reply
             except ModelRejected:
                 if request.response_schema is not None:
-                    # not every server takes every schema; the model has been told it as well
+                    # Not every server takes every schema; the prompt contains the schema as well.
                     form = None
                 elif self.conversation.resends_images():
-                    # the user did not send these images to this model: they must not make the question fail
+                    # The user did not attach these images to this question: they must not make it fail.
                     self.conversation.sees = False
                 else:
                     raise
@@ -435,7 +435,7 @@ class JournalSteps:
 async def offered(
     tools: ToolClient, allowed: frozenset[str] | None = None, functions: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Return the schemas of the tools that a model is offered; see `JournalSteps`."""
+    """Return the schemas of the tools for a model; see `JournalSteps` for the arguments."""
     live = await tools.schemas()
     theirs = {function["function"]["name"] for function in functions}
     ours = [
@@ -445,7 +445,7 @@ async def offered(
 
 
 async def planned_with(settings: GeneratorSettings, model: ChatModel, name: str) -> ModelFacts:
-    """Return the facts that a prompt is planned with. The demonstration model shortens its prompt by itself."""
+    """Return the model's facts for planning a prompt. The demonstration model shortens its prompt by itself."""
     return ModelFacts() if settings.demo else await model.facts(name)
 
 
