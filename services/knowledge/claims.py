@@ -88,9 +88,9 @@ def claim(
     by: By,
     quote: str = "",
 ) -> Claim | None:
-    """Return a claim in its one form; None when a part is missing: a name, a relation, or a second thing.
+    """Return a claim in its canonical form; None when a part is missing: a name, a relation, or a second thing.
 
-    subject_kind, object_kind: `thing` stands for a kind that is not known. The relation may tell it.
+    subject_kind, object_kind: `thing` stands for an unknown kind, which the relation may imply.
     """
     by_assistant = speaker == "assistant"
     subject_key, object_key = named(subject, by_assistant=by_assistant), named(object_, by_assistant=by_assistant)
@@ -184,7 +184,7 @@ def _written(text: str, key: str) -> str:
 
 
 def _kind(kind: str, key: str, implied: Kind) -> Kind:
-    """implied: by the relation."""
+    """Return the kind of a name. implied: the kind that the relation implies."""
     if key == USER:
         return "person"
     known: Kind = next((one for one in KINDS if one == kind), "thing")

@@ -1,4 +1,4 @@
-"""How long knowledge keeps facts: until the sources that they rest on are removed."""
+"""The retention of facts: a fact stays until all of its sources are removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kinds(store: Store, search: Search) -> list[Kind]:
 
 
 async def _census(store: Store, search: Search, before: int) -> Census:
-    """Count all users' facts. A fact is due when each of its sources is: a fact entered by hand never is."""
+    """Count all users' facts. A fact is due when each of its sources is due; a fact entered by hand is never due."""
     kept, due, oldest = 0, 0, list[int]()
     for user_id in await store.users():
         for fact in await search.all(user_id):

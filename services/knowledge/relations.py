@@ -62,7 +62,7 @@ _HAS_KIN = re.compile(r"^has (?:an? )?(.+)$")
 _OF = re.compile(r"^(.+?)(?: of| to)?$")
 
 
-# The kinds of the two ends of a relation, where the relation alone tells them. Of any other relation: things.
+# The kinds of subject and object that a relation implies. Any other relation implies `thing` for both.
 _KINDS: dict[str, tuple[Kind, Kind]] = {
     "lives in": ("person", "place"),
     "works at": ("person", "organisation"),
@@ -74,16 +74,16 @@ _KINDS: dict[str, tuple[Kind, Kind]] = {
     "is aged": ("person", "thing"),
     **dict.fromkeys(PARTNERS.values(), ("person", "person")),
 }
-# Phrases of `lives in` that are said of things, too.
+# Phrases of `lives in` that also have things as their subject.
 _LIES = re.compile(r"\b(?:located|based)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation in its one form.
+    """A relation in its canonical form.
 
-    past: the phrase itself says that it is over. turned: subject and object change places. kinds: of the subject and
-    the object, as they stand in the phrase.
+    past: the phrase states the past. turned: subject and object change places. kinds: of the subject and the object, in
+    the order of the phrase.
     """
 
     name: str

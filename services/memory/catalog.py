@@ -71,7 +71,7 @@ class Catalog:
         self._hidden.pop(user_id, None)
 
     def hidden(self, user_id: str) -> Set[str]:
-        """The ids of engrams that the user has not seen: no search returns them."""
+        """Return the ids of engrams that the user has not seen: no search returns them."""
         return self._hidden.get(user_id, frozenset())
 
     def owner(self, engram_id: str) -> str | None:

@@ -1,4 +1,4 @@
-"""current_time: the time of day, which the prompt leaves out for the sake of the model server's cache."""
+"""current_time: the time of day. The prompt leaves it out to keep the model server's prompt cache valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CurrentTime(BaseModel):
 
 
 def current_time(args: CurrentTime, ms: int, usual: str) -> ToolResult:
-    """Return the local time of a moment (ms since the epoch). usual: the zone where the call names none. Raises
+    """Return the local time of a moment (ms since the epoch). usual: the zone for a call that names none. Raises
     ToolError for an unknown zone."""
     try:
         zone = zone_name(args.zone) if args.zone else usual
@@ -36,7 +36,7 @@ def current_time(args: CurrentTime, ms: int, usual: str) -> ToolResult:
 
 
 def clock(context: Context[MemorySettings]) -> Tool[CurrentTime]:
-    """The tool, with the clock of this machine."""
+    """Return the tool with the clock of this machine."""
 
     async def run(args: CurrentTime, request: ToolRequest) -> ToolResult:
         return current_time(args, now_ms(), first_zone(request.time_zone, context.settings.zone))

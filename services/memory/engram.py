@@ -16,7 +16,7 @@ from shared.zones import first_zone, local_time
 Kind = Literal["turn", "note", "topic"]
 NoteKind = Literal["critique", "pairwise", "reward", "class"]
 
-# What these return comes from the user's own store or from this machine; anything else may be a stranger's text.
+# Tools that return data of the user's own store or of this machine; other results may be a stranger's text.
 OWN_TOOLS = frozenset(
     {"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph", "current_time"}
 )
@@ -130,12 +130,12 @@ class Engram:
 
     @property
     def shown(self) -> bool:
-        """Whether the user saw it. Respondent B's answers are only compared with those that the user saw."""
+        """Whether the user saw the answer. Respondent B's answers serve comparisons only."""
         return self.respondent_id != "B"
 
     @property
     def said_at(self) -> datetime:
-        """The user's local time when it was said: the date under which it is embedded and indexed."""
+        """The user's local time of the turn; the embedded text and the index have its date."""
         return local_time(self.time, first_zone(self.time_zone))
 
     def annotated(self, notes: Notes) -> Engram:

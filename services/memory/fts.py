@@ -14,7 +14,7 @@ import orjson
 from services.memory.periods import Period
 from services.memory.text import rare_words
 
-# The version of the files' schema and of the words in them: after a change, every file is built anew from the store.
+# The version of the files' schema and words: after a change, memory builds every file again from the store.
 VERSION = 8
 # Words of a query that are looked up. A word that so many engrams have, or more, is common: it tells the least, and how
 # many have it is estimated from how densely the first of them lie. Where all words of a query are common, the newest
@@ -83,8 +83,8 @@ class Entry:
 
 class Seen(NamedTuple):
     """An engram as a search sees it. `score` (0…1) is the share of the query's words, by their rarity, that it has;
-    `later` are the next turns of its talk, at most BESIDE; `rare`: whether it, or the turn before it, has a rare word
-    of the query, or lies in the query's rare period; the rest is what was added with it."""
+    `later` are the next turns of its talk, at most BESIDE. `rare`: whether it or the turn before it has a rare word of
+    the query, or whether it lies in the query's rare period. The other fields are those of its Entry."""
 
     id: str
     score: float
@@ -97,11 +97,11 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """What a query seeks.
+    """The terms of a query.
 
-    rarity: the worth of each word; a word that no engram has counts, too. rare: see `rare_words`. period: the one that
-    the query names. period_worth: its worth beside that of the words. period_rare: whether it counts as a rare word:
-    few engrams lie in it, or the query has no words.
+    rarity: the weight of each word, also of words that no engram has. rare: see `rare_words`. period: the query's
+    period. period_worth: its weight. period_rare: whether the period counts as a rare word: few engrams lie in it, or
+    the query has no words.
     """
 
     rarity: Mapping[str, float] = field(default_factory=dict)
@@ -202,7 +202,7 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int, period: Per
                 scores[n] += part
     best = _best(scores, limit)
     rows = {row[0]: row for row in db.execute(_SEEN % ("n", _marks(best)), best)}
-    # a common word is not rare, and its exact count is not known
+    # A common word is not rare, and its exact count is unknown.
     exact = {word: len(place.itself) for word, place in zip(words, places, strict=True) if place.common is None}
     sought = Sought(rarity, rare_words(exact, last), period, worth, period_rare)
     share = _sharing(sought)
@@ -216,7 +216,7 @@ def seen(db: sqlite3.Connection, ids: Sequence[str], sought: Sought) -> list[See
 
 
 def _worth(count: int, last: int) -> float:
-    """Return what a word is worth that `count` of `last` engrams have: rare words are worth more."""
+    """Return the weight of a word that `count` of `last` engrams have (inverse document frequency)."""
     return math.log(1 + (max(0, last - count) + 0.5) / (count + 0.5))
 
 
@@ -311,7 +311,7 @@ def _narrowed(db: sqlite3.Connection, common: Sequence[str]) -> str:
 
 
 def _sharing(sought: Sought) -> Callable[[int, str, str, str], float]:
-    """How much of what is sought a turn has, with the words of the two turns before it, by what it is worth, 0…1."""
+    """Return a function for the weighted share of the terms, 0…1, that a turn and the two turns before it have."""
     # words stand between single spaces
     words = [(f" {word} ", value) for word, value in sought.rarity.items()]
     total = sum(sought.rarity.values()) + sought.period_worth

@@ -1,4 +1,4 @@
-"""Files that are being received. The system holds the writer's lock on each, and releases it when the writer dies."""
+"""Files during an upload. The writer locks each file; the operating system releases the lock when the writer dies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 
 def created(path: Path) -> BinaryIO:
-    """Return a new file, open for writing and locked until it is closed. Blocks for moments; raises OSError."""
+    """Return a new file, open for writing and locked until it is closed. Blocks briefly; raises OSError."""
     while True:
         file = path.open("wb")
         try:

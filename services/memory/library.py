@@ -151,8 +151,8 @@ class Library:
             return self._by(db, "id", id) if db else None
 
     def files(self, user_id: str, limit: int, before: int | None = None, name: str = "") -> list[File]:
-        """Return files newest first, from behind the one numbered `before`. `name`: a part of the file's name, in any
-        case; empty: all files."""
+        """Return files, newest first. before: the number of the last file of the page before. name: a part of the
+        file's name, in any case; empty: all files."""
         with self._named(user_id) as db:
             if db is None:
                 return []
@@ -240,8 +240,8 @@ class Library:
             return [row[0] for row in db.execute("SELECT id FROM file WHERE state = 'reading'")] if db else []
 
     def tidy(self, now: float | None = None) -> None:
-        """Remove files that have expired and what a dead process left: incoming files at once, other files after an
-        hour. Finds who is `unclean`."""
+        """Remove expired files and the remains of dead processes: incoming files at once, other files after an hour.
+        Find the users who are `unclean`."""
         now = time.time() if now is None else now
         for path in self.incoming.iterdir():
             remove_abandoned(path)
@@ -431,7 +431,7 @@ def _state(db: sqlite3.Connection) -> int:
 
 
 def _folded(name: str) -> str:
-    # macOS sends names with accents as letters of their own
+    # macOS sends accents as characters of their own (NFD).
     return unicodedata.normalize("NFC", name).casefold()
 
 

@@ -20,7 +20,7 @@ _MAX_WORDS = 32
 
 State = Literal["reading", "ready", "failed"]
 
-# The place of a file's last chunk is, of a PDF, the last page that has text.
+# For a PDF, the place of the last chunk is its last page with text.
 FILE_COLUMNS = (
     "n, id, hash, name, type, size, added, expires, state, reason, title, chars, "
     "(SELECT place FROM chunk WHERE chunk.file = file.n ORDER BY chunk.n DESC LIMIT 1)"
@@ -52,7 +52,7 @@ class File:
 
     @property
     def pages(self) -> int | None:
-        """Pages of a PDF that has been read, up to the last one with text; None of other files."""
+        """Pages of a PDF that has been read, up to the last one with text; None for other files."""
         match = _PAGE.match(self.last_place or "") if self.type == "application/pdf" else None
         return int(match[1]) if match else None
 

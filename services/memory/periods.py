@@ -1,4 +1,4 @@
-"""The period that a question names relative to the day on which it is asked: yesterday, last week, three days ago."""
+"""Periods in questions, relative to the day of the question: yesterday, last week, three days ago."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.zones import day_bounds, local_date
 
 
 class Period(NamedTuple):
-    """Moments from `start` up to, and without, `end`, in ms since the epoch."""
+    """Moments from `start` up to but without `end`, in ms since the epoch."""
 
     start: int
     end: int
@@ -48,7 +48,7 @@ def _month(day: date, back: int = 0) -> _Days:
 
 
 def _calendar(today: date, unit: str, back: int) -> _Days:
-    """Return the whole day, week, month or year that lies so many of them before today's."""
+    """Return the whole day, week, month or year that is `back` of them before today's."""
     match unit:
         case "day":
             return today - timedelta(days=back), today - timedelta(days=back)
@@ -85,7 +85,7 @@ def _weekday(today: date, found: re.Match[str]) -> _Days:
 
 
 def _weekend(today: date, _found: re.Match[str]) -> _Days:
-    """Return the last weekend that has begun before today."""
+    """Return the last weekend that began before today."""
     saturday = today - timedelta(days=(today.weekday() - 6) % 7 + 1)
     return saturday, saturday + timedelta(days=1)
 
@@ -94,7 +94,7 @@ def _back(days: int) -> Callable[[date, re.Match[str]], _Days]:
     return lambda today, _found: _calendar(today, "day", days)
 
 
-# The first that a question has counts.
+# The first rule that matches a question counts.
 _RULES: tuple[tuple[re.Pattern[str], Callable[[date, re.Match[str]], _Days]], ...] = tuple(
     (re.compile(rf"\b{pattern}\b{behind}", re.IGNORECASE), rule)
     for pattern, behind, rule in (
@@ -125,7 +125,7 @@ def period_of(text: str, now: int, zone: str) -> tuple[Period | None, str]:
             first, last = rule(today, found)
             period = Period(day_bounds(first, zone)[0], day_bounds(last, zone)[1])
         except (ValueError, OverflowError):
-            # 999 years ago
+            # Outside the range of `date`.
             continue
         return period, f"{text[: found.start()]} {text[found.end() :]}"
     return None, text

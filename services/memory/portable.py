@@ -100,7 +100,7 @@ def read_line(raw: Any) -> Line:
 def engram_of(line: Line, user_id: str, recorded: int, engram_id: str | None = None, time_zone: str = "") -> Engram:
     """Return the engram of a line.
 
-    engram_id: the one it had, where it may have that again. time_zone: of a line that names none.
+    engram_id: its former id, if it may have that again. time_zone: the zone for a line that names none.
     """
     time_ms = recorded if line.time is None else line.time
     metadata = dict(line.metadata)

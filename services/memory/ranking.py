@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 GOOD, BAD = 4, 2
-# The share of a query's words, by their rarity, that an engram needs whose similarity is not known.
+# The share of a query's words, by their rarity, that an engram without a known similarity needs.
 WORDS_NEEDED = 0.5
 Mark = Literal["GOOD EXAMPLE", "AVOID"]
 
@@ -85,7 +85,7 @@ class Hit:
 def mark_of(score: float | None, won: bool | None = None) -> Mark | None:
     """Return the mark with which the model sees an engram.
 
-    score: the critic's, 1 to 5. won: see Candidate; an answer that lost its comparison is no example to follow.
+    score: the critic's, 1 to 5. won: see Candidate; the loser of a comparison is no GOOD EXAMPLE.
     """
     if score is None:
         return None
@@ -152,7 +152,7 @@ def _relevance(one: Candidate, weights: Weights, min_score: float) -> float:
     similarity = max(0.0, one.similarity) + one.lift
     if similarity >= min_score:
         return relevance
-    # the share of the words makes up for the part of the similarity that is missing
+    # The share of the words makes up for the missing part of the similarity.
     passes = weights.keyword > 0 and one.rare_word and (one.keyword_score or 0.0) >= 1 - similarity / min_score
     return relevance if passes else 0.0
 

@@ -42,7 +42,7 @@ class Wanted:
     """What is searched, and how. None: as the settings say.
 
     queries: several are merged, and each engram is told once. n_results: most hits of each. log: with the turns round
-    each hit. zone: IANA name of the zone in which the queries name days.
+    each hit. zone: IANA name of the zone for days in the queries.
     """
 
     queries: tuple[str, ...]
@@ -77,7 +77,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A query. words: the text without the period that it names."""
+    """A query. words: the text without its period."""
 
     text: str
     words: str

@@ -162,7 +162,7 @@ class Store:
     async def query(self, user_id: str, vector: Vector, limit: int, hidden: Set[str] = frozenset()) -> list[Near]:
         """Return the user's engrams nearest to a vector of the same space, nearest first.
 
-        limit: the most engrams to return. hidden: ids that are left out and take no place.
+        limit: the most engrams to return. hidden: ids to leave out; they do not count towards the limit.
         """
         return await self.reading(self._query, user_id, vector, limit, hidden)
 

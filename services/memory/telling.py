@@ -22,7 +22,7 @@ _LOG = "=== CONVERSATION LOGS ==="
 
 
 def told(recalled: Recalled, settings: MemorySettings, today: datetime) -> str:
-    """Return the result text of search_memory. today: the time in the zone of the user, in which all dates are told."""
+    """Return the result text of search_memory. today: the time in the user's zone, which is the zone of all dates."""
     if not recalled.hits:
         return NOTHING
     lines = [f"[Memory recall — {today:%Y-%m-%d}]", ""]
@@ -132,7 +132,7 @@ def _line(text: str, most: int) -> str:
 
 
 def _local(engram: Engram, today: datetime) -> datetime:
-    """When it was said, in the zone of today's date."""
+    """Return the time of an engram in the zone of `today`."""
     return datetime.fromtimestamp(engram.time / 1000, today.tzinfo)
 
 

@@ -25,7 +25,7 @@ _MAY = re.compile(
     r"|\bmay[\s,]+\d|\d(?:st|nd|rd|th|\.)?\s+may\b)"
 )
 _VOWEL = re.compile(r"[aeiouy]")
-# The largest share of a store's engrams that have a word which is called rare.
+# A word is rare when at most this share of a store's engrams have it.
 RARE_SHARE = 0.1
 
 # Words that say nothing about what a question is after. They stay in the index, and are left out of a query that has
@@ -38,7 +38,7 @@ tell than that the their theirs them then there these they this those to too und
 what when where which while who whom whose why will with would you your yours remember recall say said know
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-# Words that say no more than that there was a conversation, in a question that names its time.
+# Words about having talked, which carry no subject in a question with a period.
 _TALKING = frozenset(
     {"ask", "asked", "asking", "chat", "chatted", "conversation", "conversations", "discuss", "discussed", "happen",
      "happened", "mention", "mentioned", "speak", "spoke", "talk", "talked", "talking"}
@@ -77,7 +77,7 @@ def tokens(text: str) -> list[str]:
 def query_tokens(text: str, *, dated: bool = False) -> list[str]:
     """Return the different words that a query is searched by: without stop words, unless it has no others.
 
-    dated: the query names a period, which was taken out of the text: the query may have no other words.
+    dated: the query's period was removed from the text; the result may then be empty.
     """
     words = _WORD.findall(_fold(text))
     telling = {"may"} if _MAY.search(text) else frozenset()
@@ -87,7 +87,7 @@ def query_tokens(text: str, *, dated: bool = False) -> list[str]:
 
 
 def rare_words(counts: Mapping[str, int], total: int) -> frozenset[str]:
-    """Return the words that few engrams of a store have, so that each of them tells one subject from another.
+    """Return the words that few engrams of a store have: each of them distinguishes subjects.
 
     counts: the number of engrams that have a word. total: the number of engrams in the store. A word is rare while at
     most one engram of ten has it, or two engrams of a small store.

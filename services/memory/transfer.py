@@ -149,7 +149,7 @@ async def _put(what: Put, scope: Any, receive: Any) -> tuple[int, dict[str, Any]
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     body = _Body(receive)
     try:
-        # locked until it has been taken: a process that starts meanwhile must not take it for abandoned
+        # Keep the lock until `take` returns: a process that starts meanwhile must not remove the file as abandoned.
         with await asyncio.to_thread(created, what.path) as file:
             incoming = await _received(what, file, headers.get("content-type", ""), body)
             return await what.take(incoming)
