@@ -131,7 +131,7 @@ _CITY = re.compile(r"\bin (?:the )?([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)")
 
 
 def _time(text: str) -> Call | None:
-    """A question about the time or the date."""
+    """Return the call for a question about the time or the date."""
     return _current_time(text) if _TIME.search(text) else None
 
 

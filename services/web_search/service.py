@@ -89,7 +89,8 @@ def provider_for(settings: WebSearchSettings, http: httpx.AsyncClient) -> Search
 async def search(
     provider: SearchProvider, settings: WebSearchSettings, now: Callable[[], int], args: WebSearch, request: ToolRequest
 ) -> ToolResult:
-    """Return titles, snippets and URLs for the query, under the user's date. now: in ms. Raises ToolError."""
+    """Return titles, snippets and URLs for the query, below the user's date. now: returns ms since the epoch. Raises
+    ToolError."""
     hits = await provider.search(args.query, settings.max_results)
     return render(args.query, hits, local_date(now(), first_zone(request.time_zone, settings.zone)))
 
