@@ -12,8 +12,8 @@ from services.web_fetch.errors import FetchError
 # The request asks for these. Brotli and Zstandard are decoded too: some servers send them unasked.
 ACCEPT_ENCODING = "gzip, deflate"
 
-# Members of a gzip body, frames of a zstd body; those of block-wise compression have 64 kB each. The limit ends a body
-# of empty ones.
+# The most members of a gzip body or frames of a zstd body; block-wise compression has 64 kB in each. The limit ends a
+# body of empty ones.
 MAX_MEMBERS = 1_000
 # Bytes that are decompressed in one step.
 PIECE = 65_536
@@ -24,7 +24,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 _GZIP_MAGIC = b"\x1f"
 _ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([n, 0x2A, 0x4D, 0x18]) for n in range(0x50, 0x60)))
 
-# Takes the next bytes from the wire; yields what they decode to, at most about PIECE bytes at once.
+# Takes the next bytes from the wire; yields the decoded bytes, at most about PIECE at once.
 Decoder = Callable[[bytes], Iterator[bytes]]
 
 
@@ -133,7 +133,7 @@ class _Zstd:
         self._new = partial(zstd.ZstdDecompressor, options=options)
         self._decompressor = self._new()
         self._members = _Members()
-        # The first bytes of a frame whose magic number is not there yet.
+        # The first bytes of a frame without its complete magic number.
         self._rest = b""
 
     def __call__(self, chunk: bytes) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ CPU_SECONDS, PLAIN_CPU_SECONDS = 1.25, 1.0
 
 
 def read(data: bytes, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of the page's text that the request names, and the links of the whole text."""
+    """Return the requested part of the page's text, and the links of the whole text."""
     text = to_text(data, request["declared"], request["cut"])
     content = extract(
         text, request["content_type"], plain=request["plain"], url=request["url"], offset=request["offset"]
@@ -41,7 +41,7 @@ def _cpu_seconds(request: dict[str, Any]) -> float:
 
 
 def _load(request: dict[str, Any]) -> None:
-    """Import what reading needs, before the time of the page is measured."""
+    """Import the detector and the parsers, before the time of the page is measured."""
     load_detector()
     if not request["plain"]:
         import lxml.html  # noqa: F401

@@ -49,9 +49,9 @@ ALL_SHARE = 0.9
 FILLED_ELEMENTS = 4_000
 # Kept lines of which fewer stand in the other reading are no places in it.
 SAME_SHARE = 0.5
-# So many sentences of an article in JSON-LD are searched on the page.
+# The most sentences of an article in JSON-LD that are searched on the page.
 COMPARED_SENTENCES = 200
-# So many stories without their titles, of at most so many words each, make a page a list of stories.
+# A page is a list of stories when its text lacks this many titles, and has at most this many words for each of them.
 LOST_TITLES, STORY_WORDS = 3, 80
 # Less than this share of a text is no text with links below it, but a list of links.
 KEPT_SHARE = 0.5
@@ -78,9 +78,8 @@ _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """text: the main text alone. heading: what stands above it on the page, where the text does not begin with it.
-    cut: only the beginning of the page was read. links: of the main text. refresh: the URL to which the page sends its
-    reader on, or ""."""
+    """text: the main text alone. heading: the heading above it, if the text does not begin with it. cut: only the
+    beginning of the page was read. links: of the main text. refresh: the URL of the page's refresh, or ""."""
 
     title: str
     text: str
@@ -98,9 +97,9 @@ class Extract:
 def extract(body: str, content_type: str, *, plain: bool = False, url: str = "", offset: int = 0) -> Extract:
     """Title, main text and links of an HTML page; any other text as it is.
 
-    The time and memory that a page takes have no bound: call it in a process that can be killed (child.py).
+    The time and memory for a page have no bound: call this in a process that can be killed (child.py).
     plain: read only the beginning, without parsing; a page that is too heavy for a parser is always read so.
-    url: of the page; without it there are no links. offset: links behind so many characters of the text come first.
+    url: of the page; without it there are no links. offset: in characters of the text; links behind it come first.
     """
     is_html = content_type in HTML_TYPES or (not content_type and _LOOKS_LIKE_HTML.match(body[:2_000]))
     plain = plain or bool(is_html and too_heavy(body))
@@ -157,7 +156,7 @@ def _above(heading: str, text: str) -> str:
 
 
 def hidden_article(tree: HtmlElement, whole: str) -> str:
-    """The article that stands in the page's JSON-LD and not on the page itself, or ""."""
+    """Return the article from the page's JSON-LD if the page does not show it, else ""."""
     bodies = article_bodies(tree)
     if len(bodies) != 1:
         return ""
@@ -169,9 +168,9 @@ def hidden_article(tree: HtmlElement, whole: str) -> str:
 
 
 def main_text(tree: HtmlElement, whole: str) -> str:
-    """The page's main text; `whole` is all of its text without furniture, to compare with.
+    """Return the page's main text. whole: all of its text without furniture, for comparison.
 
-    A thread of comments is left out, unless the page has no sentence beside it: then the page is the thread.
+    A thread of comments is left out, unless the page has no other sentence: then the page is the thread.
     """
     bare = without_comments(tree)
     if bare is None:
@@ -182,7 +181,7 @@ def main_text(tree: HtmlElement, whole: str) -> str:
 
 
 def _is_prose(line: str) -> bool:
-    """Whether a line is a sentence, or longer than what is none. Thai sentences end without a mark."""
+    """Return whether a line is a sentence, or too long for a label. Thai sentences end without a mark."""
     words = count(line)
     return words >= FEW_WORDS or (words >= LEAD_WORDS and _SENTENCE_END.search(line) is not None)
 
@@ -190,12 +189,12 @@ def _is_prose(line: str) -> bool:
 def _main_text(tree: HtmlElement, whole: str) -> str:
     text = _article(tree, whole)
     lost = lost_titles(text, whole, tree)
-    # A list of stories whose titles were taken for furniture.
+    # The extraction took the titles of a list of stories for furniture.
     return whole if lost >= LOST_TITLES and count(text) <= STORY_WORDS * lost else text
 
 
 def lost_titles(text: str, whole: str, tree: HtmlElement) -> int:
-    """How many titles of stories the text leaves out, although it has the line below them."""
+    """Return the number of story titles that the text lacks although it has the line below them."""
     titles = set(map(joined, teaser_titles(tree)))
     kept = set(map(joined, text.split("\n")))
     lines = list(map(joined, whole.split("\n"))) if titles - kept else []

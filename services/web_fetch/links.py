@@ -16,9 +16,9 @@ MAX_LINKS = 100
 MAX_TEXT, MAX_URL = 200, 1_000
 # Characters of the main text in which links are looked for.
 SEARCHED = 500_000
-# So many words in a row of a link's line stand in the main text where the link does.
+# A link is in the main text when this many words of its line stand there in a row.
 _ROW = 4
-# Links with fewer words ("hide", "2 comments") give way to titles when there are too many.
+# When there are too many links, those with fewer words ("hide", "2 comments") are dropped before titles.
 TITLE_WORDS = 3
 # Browsers remove these from a reference.
 _LINE_BREAKS = re.compile(r"[\t\r\n]")
@@ -48,7 +48,7 @@ class Link:
 
 
 def absolute(base: str, href: str) -> str | None:
-    """The http(s) URL that a reference leads to, without its fragment. None: web_fetch would not fetch it."""
+    """Return the http(s) URL of a reference, without its fragment. None: web_fetch would not fetch it."""
     try:
         return str(parse(urljoin(base, _LINE_BREAKS.sub("", href).strip())))
     except (Blocked, ValueError):
@@ -56,22 +56,22 @@ def absolute(base: str, href: str) -> str | None:
 
 
 def links_in(lines: Iterable[Line], text: str, offset: int, page: str, base: str) -> list[Link]:
-    """At most MAX_LINKS links that stand in `text`, in the order of the page, each URL once.
+    """Return at most MAX_LINKS links that stand in `text`, in the order of the page, each URL once.
 
-    When there are more, those behind `offset` and those with longer texts are chosen. page: the URL of the page, which
-    is not a link. base: the URL that references are relative to.
+    When there are more, those behind `offset` come first, then those with a title. page: the URL of the page, which is
+    not a link. base: the base URL of references.
     """
     late, early = _Text(text[offset : offset + SEARCHED]), _Text(text[:offset][:SEARCHED])
     urls: dict[str, str | None] = {}
-    # of each URL: whether a link to it stands behind `offset`, in the order of the page
+    # By URL, in the order of the page: whether a link to it stands behind `offset`.
     found: dict[str, bool] = {}
-    # of each URL: the text of its first link that has as many words as a title, else of its first, and the number
+    # By URL: the number of words and the text of its first link with a title, else of its first link.
     titles: dict[str, tuple[int, str]] = {}
     for line in lines:
         if not line.anchors:
             continue
         own: list[str] = []
-        # where the words of each piece begin
+        # The index of the first word of each piece.
         begins = [0]
         for piece in line.pieces:
             own += words(piece)
@@ -95,7 +95,7 @@ def links_in(lines: Iterable[Line], text: str, offset: int, page: str, base: str
 
 
 class _Text:
-    """Finds out where a line of the page stands in a text, in time that does not depend on the text's length."""
+    """An index of a text: finds whether it has a line of the page, in time independent of the text's length."""
 
     def __init__(self, text: str) -> None:
         found = words(text)
@@ -105,8 +105,8 @@ class _Text:
         self._short = {tuple(cell) for cell in cells if len(cell) < _ROW}
 
     def has(self, line: list[str], begin: int, end: int) -> bool:
-        """Whether the words from `begin` to `end` of a line stand in the text, with their neighbours where they are
-        few."""
+        """Return whether the text has the words from `begin` to `end` of a line; few words are searched with their
+        neighbours."""
         if len(line) < _ROW:
             return tuple(line) in self._short
         if end - begin >= _ROW:

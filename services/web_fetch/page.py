@@ -28,7 +28,7 @@ TEXT_TYPES = frozenset({
     "application/x-ndjson", "application/x-yaml", "application/xhtml+xml", "application/xml", "application/yaml",
 })  # fmt: skip
 PDF_TYPES = frozenset({"application/pdf", "application/x-pdf"})
-# Servers send any file as one of these: its first bytes show what it is.
+# Generic types, which servers send for any file: its first bytes show the type.
 UNKNOWN_TYPES = frozenset({
     "application/octet-stream", "binary/octet-stream", "application/download", "application/force-download",
     "application/x-download",
@@ -48,8 +48,8 @@ PIECES_AT_ONCE = 100
 class Page:
     """`data` is the body without its compression; `cut` says that it was longer than the size limit.
 
-    content_type is the bare type, declared the whole header, which may name a charset. pdf: the body is a PDF. seen:
-    all URLs on the way here, with this one.
+    content_type: the bare type. declared: the whole header, which may name a charset. pdf: the body is a PDF. seen: all
+    URLs of the redirects, with this one.
     """
 
     url: Target
@@ -92,7 +92,7 @@ class Browser:
         return await self._follow([parse(url)])
 
     async def refreshed(self, page: Page, target: Target) -> Page:
-        """The page to which `page` sends its reader on: checked and counted like a redirect. Raises as `get` does."""
+        """Return the target page of `page`'s refresh, which is checked and counted like a redirect. Raises as `get`."""
         return await self._follow([*page.seen, target])
 
     async def _follow(self, seen: list[Target]) -> Page:
@@ -154,7 +154,7 @@ class Browser:
             if pieces % PIECES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         data = body.data
-        # A text that has the magic number somewhere is a text about PDF.
+        # The magic number inside a text does not make the text a PDF.
         pdf = kind in PDF_TYPES or (is_pdf(data) and (kind in UNKNOWN_TYPES or data.lstrip().startswith(b"%PDF-")))
         if pdf and body.cut:
             raise FetchError(f"the PDF is larger than the limit of {self._limit(kind)} bytes")
@@ -165,7 +165,7 @@ class Browser:
         return Page(target, response.status, kind, _header(response, b"content-type"), data, body.cut, seen, pdf)
 
     def _limit(self, kind: str) -> int:
-        """Bytes of a body of this type that are read."""
+        """Return the most bytes to read of a body of this type."""
         return self._max_pdf_bytes if kind in PDF_TYPES | UNKNOWN_TYPES else self._max_bytes
 
 
@@ -188,7 +188,7 @@ def is_text(content_type: str) -> bool:
 
 
 def _kind(response: httpcore.Response) -> str:
-    """The content type without its parameters, or ""."""
+    """Return the content type without its parameters, or ""."""
     return _header(response, b"content-type").partition(";")[0].strip().lower()
 
 

@@ -33,7 +33,7 @@ _UNCLOSED = frozenset({
     "html", "head", "body",
 })  # fmt: skip
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)([^<>]*)>")
-# A quoted attribute value. It may hold anything: the path of a drawing, a base64 image, markup.
+# A quoted attribute value, which may contain markup, the path of a drawing or a base64 image.
 _VALUE = re.compile(r"=\s*+(?:\"[^\"]*\"|'[^']*')")
 _CODE = re.compile(r"<(/?)(script|style)(?=[\s/>])[^<>]*>", re.IGNORECASE)
 # What comes directly behind a bracket is looked at first: millions of brackets are no tags.
@@ -109,7 +109,7 @@ def plain_text(html: str) -> tuple[str, str]:
 
 
 def plain_links(html: str) -> Iterator[Line]:
-    """A line for each link that is not in the furniture."""
+    """Yield a line for each link outside the furniture."""
     href, begin = "", 0
     html = _without_furniture(html)
     for match in _LINK.finditer(html):
@@ -122,7 +122,7 @@ def plain_links(html: str) -> Iterator[Line]:
 
 
 def plain_base(html: str) -> str:
-    """The reference of <base>, or ""."""
+    """Return the reference of <base>, or ""."""
     base = _BASE.search(html, 0, _TITLE_WITHIN)
     found = _HREF.search(base[1]) if base else None
     return _unescaped(found[1].strip("\"'")) if found else ""

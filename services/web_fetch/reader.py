@@ -39,8 +39,8 @@ _UNREADABLE: dict[Why, str] = {
 class Reading:
     """A part of a page's text: `after` is where the next one begins, `cut` says that the page was longer than read.
 
-    links: of the whole main text, each with `text` and `url`. refresh: the URL to which the page sends its reader on,
-    or "". note: why only a part of the page was read, where that is not the size limit.
+    links: of the whole main text, each with `text` and `url`. refresh: the URL of the page's refresh, or "". note: why
+    only a part of the page was read, if the reason is not the size limit.
     """
 
     title: str
@@ -66,8 +66,8 @@ class Reader:
     async def read(self, page: Page, offset: int, max_chars: int, seconds: float = 10.0) -> Reading:
         """Return a part of the page's text. Raises FetchError.
 
-        A page that is too much for the extractor is read once more, without parsing it. seconds: after them, no further
-        page of a PDF is begun.
+        A page that is too heavy for the extractor is read again without parsing. seconds: after this time the parser
+        begins no further page of a PDF.
         """
         if page.pdf:
             return await self._read_pdf(page, offset, max_chars, seconds)
@@ -90,7 +90,7 @@ class Reader:
 
     async def _read_pdf(self, page: Page, offset: int, max_chars: int, seconds: float) -> Reading:
         async with self._places:
-            # It takes the place, and the memory, of a process that reads pages.
+            # The PDF's process takes the place, and the memory, of a process that reads pages.
             if self._idle and self._alive >= PROCESSES:
                 await self._end(self._idle.pop())
             child = await self._start(_PDF_CHILD)
@@ -145,7 +145,7 @@ class Reader:
 
 
 def _with_pages(blocks: list[tuple[int, str]]) -> str:
-    """The paragraphs in lines, below the number of their page."""
+    """Return the paragraphs as lines below their page numbers."""
     pages = groupby(blocks, key=itemgetter(0))
     return "\n\n".join("\n".join([f"[page {number}]", *(text for _, text in found)]) for number, found in pages)
 

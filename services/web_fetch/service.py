@@ -113,7 +113,7 @@ class Fetcher:
         return render(args, page, reading)
 
     async def _read(self, page: Page, offset: int) -> Reading:
-        # The other half is for fetching the page.
+        # The other half of the time is for fetching the page.
         return await self.reader.read(page, offset, self.max_chars, self.timeout / 2)
 
 

@@ -27,16 +27,16 @@ _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _DESCRIPTIONS = frozenset({"description", "og:description", "twitter:description"})
 _INLINE = frozenset(INLINE)
 _UNSEEN = frozenset({"script", "style", "noscript", "template"})
-# A page that sends its reader on later than that is meant to be read.
+# A page with a later refresh is meant to be read.
 MAX_REFRESH_SECONDS = 5
-# `3; url='/next'`: the name, the quotes and the second of them may be missing.
+# `3; url='/next'`: the name and the quotes may be missing, also the closing quote alone.
 _REFRESH = re.compile(
     r"\s*(\d{0,6})(?:\.\d*)?\s*[;,\s]\s*(?:url\s*=\s*)?+(?:\"([^\"]*)|'([^']*)|(\S.*))", re.IGNORECASE | re.DOTALL
 )
-# What may stand around JSON in a script, so that old browsers and XML parsers skip it.
+# Comment and CDATA marks around JSON in a script, for old browsers and XML parsers.
 _JSON_WRAPPER = re.compile(r"^\s*(?:<!--|(?://|/\*)?\s*<!\[CDATA\[(?:\*/)?)|(?:-->|(?://|/\*)?\s*\]\]>(?:\*/)?)\s*$")
 _HAS_MARKUP = re.compile(r"</?(?:p|br|div|span|a|b|i|em|strong|ul|ol|li|h[1-6])\b[^<>]*>", re.IGNORECASE)
-# Names (id or class) of a thread of comments below an article, as blogs and news sites have them.
+# Names (id, class or aria-label) of a thread of comments on blogs and news sites.
 _COMMENTS = re.compile(
     r"(?:(?:user|reader|article|post|story|blog|fb)[-_])?comments?"
     r"(?:[-_]?(?:list|area|section|thread|tree|container|wrapper|block|box|body|content))?|disqus[-_]thread",
@@ -66,7 +66,7 @@ def parsed(html: str) -> HtmlElement | None:
             if not kept and child.tail:
                 child.tail = _spaced(child.tail)
             left.append((child, kept))
-    # The header of a teaser holds its title, and extraction tools leave headers out.
+    # A teaser's header contains its title, and extraction tools leave headers out.
     for heading in _linked_headings(tree):
         header = next(heading.iterancestors("header"), None)
         if header is not None and next(header.iterancestors("article"), None) is not None:
@@ -80,7 +80,7 @@ def _linked_headings(tree: HtmlElement) -> list[HtmlElement]:
 
 
 def teaser_titles(tree: HtmlElement) -> Iterator[str]:
-    """The headings that lead to pages of their own."""
+    """Yield the texts of headings with a link."""
     return map(_line, _linked_headings(tree))
 
 
@@ -94,7 +94,7 @@ def whole_page(tree: HtmlElement) -> str:
 
 
 def _content(tree: HtmlElement) -> HtmlElement:
-    """The element that holds the page's own text: its main part, its only or by far longest article, or all of it."""
+    """Return the element with the page's own text: its <main>, its only or by far longest <article>, or the body."""
     lengths = {article: len(article.text_content()) for article in tree.findall(".//article")}
     longest = max(lengths, key=lengths.__getitem__, default=None)
     if longest is not None and 2 * lengths[longest] < sum(lengths.values()):
@@ -103,11 +103,11 @@ def _content(tree: HtmlElement) -> HtmlElement:
 
 
 def lines_of(root: HtmlElement, without: Collection[str] = _UNSEEN) -> Iterator[Line]:
-    """The lines of text below an element, a line for each block, with their links."""
+    """Yield the lines of text below an element, a line for each block, with their links."""
     line, link = Line(), ""
-    # where the open link begins in the line
+    # The first piece of the open link in the line.
     begin = 0
-    # what is still to be written, the next one last; None is the end of a link
+    # The remaining items, the next one last; None ends a link.
     left: list[HtmlElement | str | None] = [root]
     while left:
         item = left.pop()
@@ -141,7 +141,7 @@ def lines_of(root: HtmlElement, without: Collection[str] = _UNSEEN) -> Iterator[
 
 
 def without_comments(tree: HtmlElement) -> HtmlElement | None:
-    """A copy of the page without its threads of comments. None: it has none."""
+    """Return a copy of the page without its threads of comments; None if it has none."""
     if not any(map(_is_comments, _named_comments(tree))):
         return None
     copy: HtmlElement = deepcopy(tree)
@@ -161,7 +161,7 @@ def _is_comments(element: HtmlElement) -> bool:
     if element.tag in ("html", "body", "main") or element.getparent() is None:
         return False
     names = f"{element.get('id') or ''} {element.get('class') or ''} {element.get('aria-label') or ''}".split()
-    # A name of the page's own container may say that it has comments.
+    # The page's own container may have such a name: it contains the <h1>.
     return any(map(_COMMENTS.fullmatch, names)) and element.find(".//h1") is None
 
 
@@ -177,15 +177,15 @@ def heading_of(tree: HtmlElement) -> str:
 
 
 def base_of(tree: HtmlElement, page: str) -> str:
-    """The URL that the page's references are relative to (HTML standard, `document base URL`)."""
+    """Return the base URL of the page's references (HTML standard, `document base URL`)."""
     base = next((element.get("href") for element in tree.iter("base") if element.get("href")), "")
     return absolute(page, base) or page
 
 
 def refresh_of(tree: HtmlElement, *, scripts: bool) -> str:
-    """The reference to which the page sends its reader within MAX_REFRESH_SECONDS, or "".
+    """Return the reference of the page's refresh within MAX_REFRESH_SECONDS, or "".
 
-    scripts: act like a browser with scripts, which does not read <noscript>.
+    scripts: act like a browser with scripts, which ignores <noscript>.
     """
     for meta in tree.iter("meta"):
         if (meta.get("http-equiv") or "").strip().lower() != "refresh":
@@ -199,7 +199,7 @@ def refresh_of(tree: HtmlElement, *, scripts: bool) -> str:
 
 
 def json_ld(tree: HtmlElement) -> Iterator[Any]:
-    """The JSON-LD objects of the page (https://json-ld.org); malformed ones are skipped."""
+    """Yield the JSON-LD objects of the page (https://json-ld.org); malformed ones are skipped."""
     for script in tree.iter("script"):
         if (script.get("type") or "").partition(";")[0].strip().lower() == "application/ld+json":
             with suppress(ValueError, RecursionError):
@@ -207,7 +207,7 @@ def json_ld(tree: HtmlElement) -> Iterator[Any]:
 
 
 def article_bodies(tree: HtmlElement) -> set[str]:
-    """The texts of articles that the page holds as JSON-LD (schema.org, `articleBody`)."""
+    """Return the texts of articles in the page's JSON-LD (schema.org, `articleBody`)."""
     found: set[str] = set()
     left: list[Any] = list(json_ld(tree))
     while left:
@@ -222,7 +222,7 @@ def article_bodies(tree: HtmlElement) -> set[str]:
 
 
 def _text_of(body: str) -> str:
-    """Text that may be written as HTML, once or twice escaped."""
+    """Return the text of a body that may be HTML, escaped once or twice."""
     if "&lt;" in body or "&amp;" in body:
         body = unescape(body)
     tree = parsed(body) if _HAS_MARKUP.search(body) else None

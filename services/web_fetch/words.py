@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces: there each character is a word.
+# Thai, Lao, Burmese, Khmer, Japanese and Chinese have no spaces between words: each character counts as a word.
 _SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff"
 _WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+")
 
@@ -18,5 +18,5 @@ def count(text: str) -> int:
 
 
 def joined(text: str) -> str:
-    """The words between single spaces, with one before and behind: `joined(a) in joined(b)` compares whole words."""
+    """Return the words between single spaces, with one at both ends: `joined(a) in joined(b)` compares whole words."""
     return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
