@@ -1,4 +1,4 @@
-"""What a command waits for: a line that changes at a terminal, lines on standard error elsewhere."""
+"""The progress of a command: one changing line at a terminal, lines on standard error elsewhere."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _TICK, _REPEAT = 1.0, 10.0
 
 
 class Progress:
-    """Call it with a sentence for what happens now; step: the part of it that stays while its figures change.
+    """Call it with a sentence for the present step. step: its name, which stays the same while figures change.
 
-    Elsewhere than at a terminal a new step is printed at once, and the same step again after `_REPEAT` seconds, so that
-    a reader of the pipe sees that the command still works.
+    Without a terminal, a new step is printed at once, and the same step again after `_REPEAT` seconds.
     """
 
     def __init__(self, console: Terminal, errors: Terminal) -> None:

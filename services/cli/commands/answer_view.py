@@ -131,7 +131,7 @@ def _result_line(data: dict[str, Any]) -> tuple[str, str]:
 
 
 def _cut(data: dict[str, Any]) -> str:
-    """What does not fit the model's context."""
+    """Return a sentence about turns and images that no longer fit the model's context."""
     names = ", ".join(str(file.get("name", "a file")) for file in data.get("attachments") or ())
     images = f"images of earlier messages: {names}" if names else ""
     turns = counted(dropped, "oldest turn") if (dropped := data.get("dropped_turns")) else ""

@@ -152,7 +152,7 @@ async def _send(api: Api, file: Path, size: int, mode: str, without: Sequence[st
 
 
 def _step(line: dict[str, Any]) -> tuple[str, str]:
-    """A sentence for a line of a section, and its step."""
+    """Return a sentence for a line of a section, and the name of its step."""
     section = line["section"]
     if line.get("removed") is not None:
         return f"{section}: {line['removed']:,} removed", f"{section}: removing"
@@ -174,7 +174,7 @@ async def _pieces(file: Path) -> AsyncIterator[bytes]:
             yield piece
 
 
-# What the records of a section are.
+# The nouns for the records of a section, singular and plural.
 _THINGS = {
     "settings": ("participant's settings", "participants' settings"),
     "sessions": ("session", "sessions"),

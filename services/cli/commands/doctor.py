@@ -1,6 +1,6 @@
-"""`local2 doctor`: what is there, what is missing, and what to do about it. Needs no running stack.
+"""`local2 doctor`: report present and missing parts, with remedies. Needs no running stack.
 
-What a stack that runs reports of itself goes before what the settings of this environment say.
+Reports of a running stack replace checks of this environment's settings.
 """
 
 from __future__ import annotations
@@ -102,17 +102,17 @@ async def examine(world: World) -> list[Finding]:
         asyncio.gather(*(check(world) for check in checks)), examine_running(stack), running_model(world, stack)
     )
     findings = [finding for of_one in found for finding in of_one] + ([answering] if answering else []) + reported
-    # What the stack reports of the same thing counts, and of each thing the last one.
+    # Of several findings about one part the last one counts: the stack's reports come last.
     last = {finding.about: finding for finding in findings}
     return [one for one in findings if one.about not in _ONCE or one is last[one.about]]
 
 
-# Of these there is one finding each.
+# Parts with at most one finding.
 _ONCE = frozenset({"redis", "model", "embedding model", "judge", "web search"})
 
 
 def asks_own_server(stack: RunningStack, wish: ModelWish) -> bool:
-    """Whether the stack's model server may be the one that this environment names, so that its list of models helps."""
+    """Return whether the stack may use the model server that this environment names: then its list of models helps."""
     part = stack.parts.get("model")
     if not isinstance(part, dict) or part.get("demo") or part.get("backend") not in (None, wish.backend):
         return False
@@ -213,7 +213,7 @@ async def _knows(http: httpx.AsyncClient, key: str) -> bool:
 
 
 async def running_model(world: World, stack: RunningStack) -> Finding | None:
-    """The model of the running stack; None when it names none."""
+    """Return the finding about the running stack's model; None when the stack names none."""
     part = stack.parts.get("model")
     if not isinstance(part, dict) or not part.get("model"):
         return None

@@ -1,4 +1,4 @@
-"""What `local2 doctor` reports."""
+"""Findings of `local2 doctor`."""
 
 from __future__ import annotations
 

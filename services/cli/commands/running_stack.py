@@ -1,4 +1,4 @@
-"""What a stack that runs reports of itself, for `local2 doctor`: it goes before the settings of this environment."""
+"""Reports of a running stack about itself, for `local2 doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATIENCE, _SEARCHING = 3.0, 8.0
 class RunningStack:
     """parts: those of /ready. facts: of the replicas, by participant. search: the settings of web_search.
 
-    facts and search are None where the key does not open them.
+    facts and search are None if the key gives no access to them.
     """
 
     client: ClientSettings
@@ -29,12 +29,12 @@ class RunningStack:
     search: dict[str, Any] | None
 
     def fact(self, participant: str) -> dict[str, Any]:
-        """The facts of the first replica; empty when there is none, or they are not known."""
+        """Return the facts of the first replica; empty without a replica, or if they are not known."""
         return next(iter((self.facts or {}).get(participant, [])), {})
 
 
 async def running_stack(client: ClientSettings) -> RunningStack | None:
-    """The stack that answers at the client's address, also one that is not ready; None when none does."""
+    """Return the stack at the client's address, also one that is not ready; None when none answers."""
     async with _http(client) as http:
         try:
             parts = (await http.get("/ready")).json()["parts"]
@@ -55,7 +55,7 @@ async def running_stack(client: ClientSettings) -> RunningStack | None:
 
 
 async def examine_running(stack: RunningStack) -> list[Finding]:
-    """What the stack reports of its bus, its embedding model, its judge and its search, as far as the key opens it."""
+    """Return findings about the stack's bus, embedding model, judge and search, as far as the key gives access."""
     return [*_bus(stack), *_embedding(stack), *_judge(stack), *await _search(stack)]
 
 
@@ -118,7 +118,7 @@ async def _search(stack: RunningStack) -> list[Finding]:
 
 
 async def _search_trouble(client: ClientSettings) -> str | None:
-    """Why a search by the stack fails; None when it works. The worker may see another network than this process."""
+    """Return why a search by the stack fails; None when it works. The worker may be in another network than the CLI."""
     async with _http(client) as http:
         try:
             asked = {"args": {"query": "local2"}}
@@ -137,7 +137,7 @@ def _http(client: ClientSettings) -> httpx.AsyncClient:
 
 
 async def _read(http: httpx.AsyncClient, path: str) -> dict[str, Any] | None:
-    """The object of a successful answer, else None."""
+    """Return the JSON object of a successful answer, else None."""
     try:
         answer = await http.get(path)
         found = answer.json()

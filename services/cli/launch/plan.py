@@ -73,7 +73,7 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
         # what labels the memories and reads the facts is the respondent's model
         memory |= {"LOCAL2_MODEL": options.model}
         knowledge |= {"LOCAL2_MODEL": options.model}
-        # with some backends the generator's model is the judge
+        # With some backends the generator's model is the judge.
         critic |= {"LOCAL2_GENERATOR_MODEL": options.model}
     # the gateway's own names go before the general ones
     listening = {

@@ -21,7 +21,7 @@ from services.cli.terminal import Terminal
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How a run of stories is printed: the report to `console`, the progress to a terminal or to `errors`."""
+    """The outputs of a run of stories: the report goes to `console`, the progress to a terminal or to `errors`."""
 
     console: Terminal
     errors: Terminal

@@ -22,7 +22,7 @@ _LOOK = 0.2
 # So many seconds a participant that has been there may take to be back.
 _BACK = 15.0
 
-# Takes a sentence about what is waited for.
+# Takes a sentence about the awaited message.
 Say = Callable[[str], None]
 
 
@@ -74,7 +74,7 @@ def _silent(_text: str) -> None:
 async def run_story(api: Api, story: Story, live: set[str], say: Say = _silent) -> StoryReport:
     """Try a story. What goes wrong on the way is a failed check, not an exception.
 
-    say: called with the turn and what it waits for. Raises ApiError when the key may not do what a story needs.
+    say: called with the turn and the awaited message. Raises ApiError if the key lacks a right that the story needs.
     """
     missing = [name for name in story.requires if name not in live]
     if missing:
@@ -111,7 +111,7 @@ async def run_story(api: Api, story: Story, live: set[str], say: Say = _silent) 
 
 
 async def observe(api: Api, turn: Turn, session: str, say: Say) -> Seen:
-    """Ask the turn's query and collect what its checks look at. Raises ApiError."""
+    """Ask the turn's query and collect the data for its checks. Raises ApiError."""
     body: dict[str, Any] = {"query": turn.query, "session_id": session}
     for name in ("mode", "personas", "rounds"):
         if (value := getattr(turn, name)) is not None:
