@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # `make up`: builds and starts the containers, with what this machine has and what .env names, and waits until all are healthy.
-# Arguments go to `docker compose up`. The script writes what it finds to the end of .env, in marked lines, so that plain
-# `docker compose` does the same. A line of the user's, or a variable, goes before; to a COMPOSE_FILE that names no file for
-# the GPU the script adds the one of this machine. --find: find and write only.
+# Arguments go to `docker compose up`. The script writes its findings to the end of .env, in marked lines: plain `docker
+# compose` then does the same. A line of the user's, or a variable, goes before. If its COMPOSE_FILE names no file for the
+# GPU, the script adds the file of this machine. --find: find and write only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mark='# by make up'
@@ -23,7 +23,7 @@ write() { # NAME VALUE: into .env, unless it is given
 	given "$1" || echo "$1=$2 $mark" >>.env
 }
 
-# gpu, memory: the GPUs of this machine. file: the compose file for them beside compose.yaml, which itself reserves NVIDIA's.
+# gpu, memory: the GPUs of this machine. file: their compose file beside compose.yaml, which itself reserves NVIDIA GPUs.
 gpu='' file=compose.cpu.yaml memory=''
 nvidia() {
 	local said specs
@@ -97,7 +97,7 @@ else
 				"COMPOSE_FILE=$(sed "s/:[^:]*compose\.cpu\.yaml//${file:+; s/\$/:$file/}" <<<"$own")"
 	fi
 fi
-# A variable goes before .env, and is changed for the commands of this script only.
+# A variable goes before .env: the script changes it for its own commands only.
 if [ -n "${COMPOSE_FILE:-}" ]; then
 	export COMPOSE_FILE=$files
 elif [ "$files" != "$own" ]; then
@@ -110,7 +110,7 @@ case :$files: in
 	[ -z "$memory" ] || write LOCAL2_GPU_MEMORY "$memory"
 	;;
 esac
-# Containers run in UTC unless they are given the zone of this machine.
+# Containers run in UTC unless TZ names the zone of this machine.
 zone=$(readlink -f "$localtime" | sed -n 's|.*/zoneinfo/||p')
 [ -z "$zone" ] || write TZ "$zone"
 [ -z "$find_only" ] || exit 0

@@ -1,4 +1,4 @@
-"""How many rows a training step takes at once, and in which order rows come. Needs nothing but Python."""
+"""The batch of a training step and the order of rows. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Rows of one step of the optimizer: those of a batch times the batches that are accumulated.
+# Rows of one optimizer step: rows of a batch times accumulated batches.
 EFFECTIVE = 16
-# The share of the free memory that a step may need: rows of other lengths break it into other pieces.
+# The share of the free memory for a step: rows of other lengths fragment the memory differently.
 SHARE = 0.9
 
 
@@ -31,7 +31,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the caller has set; None: to be chosen. least: the smallest batch that the method can use."""
+    """The caller's values; None: to be chosen. least: the smallest batch that the method can use."""
 
     batch: int | None = None
     accumulate: int | None = None
@@ -39,9 +39,9 @@ class Wish:
 
 
 def choose(wish: Wish, rows: int, needed: Callable[[Plan], int], free: int) -> Plan:
-    """Return the largest batch that fits; gradient checkpointing, which costs time, only where none fits without.
+    """Return a plan with the largest batch that fits; with gradient checkpointing only if no batch fits without it.
 
-    rows: of the training. needed: the bytes of a step by a plan; may raise OutOfMemory. free: bytes.
+    rows: of the training. needed: returns the bytes of a step by a plan; may raise OutOfMemory. free: in bytes.
     Raises NothingFits.
     """
     for checkpointing in (False, True):
@@ -56,7 +56,7 @@ def choose(wish: Wish, rows: int, needed: Callable[[Plan], int], free: int) -> P
 
 
 def _halving(rows: int, least: int) -> list[int]:
-    """16, 8, 4 … down to `least`, and at most as many as there are rows."""
+    """Return 16, 8, 4 … down to `least`, without batches larger than `rows`."""
     found, batch = [], EFFECTIVE
     while batch > least:
         if batch <= rows:
@@ -67,7 +67,7 @@ def _halving(rows: int, least: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a transformer. width: bytes of a number in an activation."""
+    """Dimensions of a transformer. width: bytes of a number in an activation."""
 
     layers: int
     hidden: int
@@ -75,15 +75,15 @@ class Shape:
     width: int
 
 
-# Two sequences of a row: of dpo the two answers, of kto the answer and one to another prompt.
+# Sequences of a row: for dpo its two answers, for kto its answer and one to another prompt.
 _SEQUENCES = 2
-# Numbers of an activation per token and unit of the hidden size: of a whole layer, and of its input alone.
+# Activations per token and hidden unit: of a whole layer, and of its input alone.
 # Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", table 2.
 _LAYER, _INPUT = 17, 1
 
 
 def step_bytes(shape: Shape, plan: Plan, longest: int) -> int:
-    """Estimate the memory of a step, in bytes, beside the weights. longest: tokens of the longest row."""
+    """Return the estimated memory of a step without the weights, in bytes. longest: tokens of the longest row."""
     tokens = plan.batch * _SEQUENCES * longest
     whole = shape.hidden * _LAYER
     kept = shape.layers * shape.hidden * _INPUT + whole if plan.checkpointing else shape.layers * whole
@@ -91,10 +91,10 @@ def step_bytes(shape: Shape, plan: Plan, longest: int) -> int:
 
 
 def by_length(lengths: Sequence[int], batch: int, seed: int, least: int = 1) -> list[int]:
-    """Order rows so that each batch has rows of similar length, with the batches in a random order.
+    """Return the order of rows in which each batch has rows of similar length, with the batches in a random order.
 
-    The batch with the longest rows comes first, so that a lack of memory shows at once; an incomplete one comes last,
-    and is left out if it has fewer than `least` rows.
+    The batch with the longest rows comes first: a lack of memory shows at once. An incomplete batch comes last, and is
+    left out if it has fewer than `least` rows.
     """
     longest_first = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batches = [longest_first[start : start + batch] for start in range(0, len(lengths), batch)]
@@ -106,7 +106,7 @@ def by_length(lengths: Sequence[int], batch: int, seed: int, least: int = 1) -> 
 
 
 def progress(done: int, rows: int, seconds: float) -> str:
-    """Return a line for rows that are done after so many seconds, with the time left."""
+    """Return a line with the finished rows, the rows per second and the time left. seconds: since the start."""
     speed = done / seconds if seconds > 0 else 0.0
     left = round((rows - done) / speed) if speed else 0
     hours, minutes = left // 3600, left % 3600 // 60

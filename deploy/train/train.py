@@ -6,8 +6,8 @@ The environment is deploy/train/requirements.txt; docs/training.md goes from the
 Rows marked `test` (`local2 export dpo --test-share 0.1`) are never trained on. report.json has, before and after, the
 mean log-probability of their good and bad answers, and the share of pairs whose better answer is the likelier one.
 
-A step takes 16 rows. How many of them the device takes at once is found by trial with the longest rows (GPU), or
-estimated from the free memory (CPU).
+A step takes 16 rows. The script finds the number of rows at once by trial with the longest rows (GPU), or estimates it
+from the free memory (CPU).
 
 dpo: Rafailov et al. 2023, with the likelihood of the preferred answer as a second term (Pang et al. 2024, "Iterative
 Reasoning Preference Optimization"): the plain loss widens the distance also by making both answers less likely.
@@ -57,7 +57,7 @@ TYPES = {
     "split": datasets.Value("string"),
 }
 COLUMNS = {"dpo": ("prompt", "chosen", "rejected"), "kto": ("prompt", "completion", "label")}
-# kto estimates a divergence from the other rows of a batch.
+# The smallest batch: kto estimates a divergence from the other rows of a batch.
 LEAST = {"dpo": 1, "kto": 2}
 # Seconds between lines about the progress.
 EVERY_S = 10.0
@@ -141,7 +141,7 @@ def length(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
 def fitting(
     rows: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, most: int
 ) -> tuple[datasets.Dataset, list[int]]:
-    """Return the rows that fit whole, and their lengths: a row that is cut would teach to end in the middle."""
+    """Return the rows that fit whole, and their lengths: a cut row would teach the model to stop in the middle."""
     lengths = [length(row, tokenizer) for row in rows]
     kept = [number for number, tokens in enumerate(lengths) if tokens <= most]
     return rows.select(kept), [lengths[number] for number in kept]
@@ -166,7 +166,7 @@ def log_probabilities(
 def measured(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, held: Answers
 ) -> dict[str, float | None]:
-    """Return the figures of held-out answers under a model. A figure without answers, or without pairs, is None."""
+    """Return the figures of held-out answers under a model. A figure without answers or pairs is None."""
     good, bad = (log_probabilities(model, tokenizer, rows) for rows in (held.good, held.bad))
     return {
         "good": sum(good) / len(good) if good else None,
@@ -214,7 +214,7 @@ def trainer(
 ) -> DPOTrainer | KTOTrainer:
     """Return a trainer with a fresh adapter around the model.
 
-    trial: of one step that changes nothing, to see what it needs.
+    trial: one step with a learning rate of 0, to measure its memory.
     """
     on_gpu = torch.cuda.is_available()
     common: dict[str, Any] = {
@@ -230,7 +230,7 @@ def trainer(
         "bf16": on_gpu and torch.cuda.is_bf16_supported(),
         "use_cpu": not on_gpu,
         "gradient_checkpointing": plan.checkpointing,
-        # the rows are in their order already: those of a batch have similar lengths
+        # `by_length` has ordered the rows.
         "train_sampling_strategy": "sequential",
         "logging_steps": 10,
         "save_strategy": "no",
@@ -253,7 +253,7 @@ def trainer(
     else:
         losses = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, args.likelihood]}
         made = DPOTrainer(args=DPOConfig(**losses, **common), **given)
-    # It prints each log as a dictionary.
+    # PrinterCallback prints each log as a dictionary.
     made.remove_callback(PrinterCallback)
     return made
 
@@ -265,14 +265,14 @@ class Memory(Protocol):
     """The memory of a device."""
 
     def free(self) -> int:
-        """Bytes for a step, beside what the model has."""
+        """Return the free bytes for a step, without the model's."""
 
     def needed(self, plan: Plan, longest: int, step: Callable[[], None]) -> int:
-        """The bytes of a step by a plan. step: makes one with the longest rows. Raises OutOfMemory."""
+        """Return the bytes of a step by a plan. step: makes one with the longest rows. Raises OutOfMemory."""
 
 
 class GpuMemory:
-    """Makes the step, and reads its peak."""
+    """Makes the step and reads its peak."""
 
     def free(self) -> int:
         return int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -289,7 +289,7 @@ class GpuMemory:
 
 
 class HostMemory:
-    """Estimates: a step that needs more than there is would end the process."""
+    """Estimates: the system would kill a process whose step needs too much memory."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
@@ -310,7 +310,7 @@ def planned(
     lengths: Sequence[int],
     memory: Memory,
 ) -> Plan:
-    """Return how many rows a step takes at once. The model is as it was afterwards. Raises Unusable."""
+    """Return the plan of the training. The model stays unchanged. Raises Unusable."""
     least, longest = LEAST[args.method], max(lengths)
     if args.batch is not None and args.batch < least:
         raise Unusable(f"{args.method} needs at least {least} rows at once: --batch {least} or more, or leave it out")
@@ -318,7 +318,7 @@ def planned(
 
     def needed(plan: Plan) -> int:
         def step() -> None:
-            # fewer rows than the batch are taken several times
+            # Repeat rows if the batch needs more.
             first = [longest_first[n % len(longest_first)] for n in range(plan.batch)]
             trial = trainer(args, model, tokenizer, rows.select(first), plan, trial=True)
             try:
@@ -331,7 +331,7 @@ def planned(
             found = memory.needed(plan, longest, step)
         except OutOfMemory:
             found = None
-        # outside of the handler: its frames hold the tensors of the step
+        # Outside the handler: its frames keep references to the step's tensors.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -343,7 +343,7 @@ def planned(
         return choose(Wish(args.batch, args.accumulate, least), len(rows), needed, memory.free())
     except NothingFits as exc:
         raise Unusable(
-            f"there is not enough memory for rows of {longest} tokens: a smaller --max-length, or a smaller model"
+            f"there is not enough memory for rows of {longest} tokens: use a smaller --max-length or a smaller model"
         ) from exc
 
 
@@ -408,7 +408,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """The report's figures as lines."""
+    """Return the report's figures as lines."""
     lines = []
     before, after = (report["accuracy"][when] for when in ("before", "after"))
     if before is not None and after is not None:
@@ -424,7 +424,7 @@ def summary(report: dict[str, Any]) -> str:
 
 
 def count(text: str) -> int:
-    """A number from 1. Raises ValueError."""
+    """Return a number of at least 1. Raises ValueError."""
     if (number := int(text)) < 1:
         raise ValueError
     return number
