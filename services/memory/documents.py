@@ -346,11 +346,16 @@ class Documents:
     async def search(
         self, user_id: str, query: str, limit: int | None = None, only: Sequence[str] | None = None
     ) -> list[Found]:
-        """The best passages, best first. `only`: in these files."""
+        """Return the best passages, best first.
+
+        only: ids of files to search; then passages that fit the query less fill the result. If none fits, the first
+        passage of each file leads.
+        """
         most = limit or self.settings.n_results
-        vector = await self._embedder.query(query)
+        vector = await self._embedder.query(query) if query.strip() else None
         passages = await asyncio.to_thread(self.library.search, user_id, query, vector, most * _PER_PLACE, only)
-        return ranked(passages, min_score_for(self._embedder.using))[:most]
+        fitting = ranked(passages, min_score_for(self._embedder.using))
+        return (fitting if only is None else filled(fitting, passages))[:most]
 
     async def open(self, user_id: str, id: str, *, text: bool, wait: float) -> tuple[File, str] | None:
         """The user's file and an address that gives its bytes or, when it has been read, its text as a whole."""
@@ -381,6 +386,15 @@ def ranked(passages: Iterable[Passage], least: float) -> list[Found]:
         if (passage.similarity or 0.0) >= least or passage.words >= LEAST_WORDS
     ]
     return sorted(found, key=lambda one: (-one.relevance, one.passage.n))
+
+
+def filled(fitting: Sequence[Found], passages: Iterable[Passage]) -> list[Found]:
+    """Return the fitting passages and then the others, best first. If none fits, the first of each file leads."""
+    everything = ranked(passages, -1.0)
+    first = {one.passage.file.id: one for one in sorted(everything, key=lambda one: -one.passage.n)}
+    leading = fitting or sorted(first.values(), key=lambda one: one.passage.n)
+    chosen = {one.passage.n for one in leading}
+    return [*leading, *(one for one in everything if one.passage.n not in chosen)]
 
 
 def _head(incoming: Incoming) -> bytes:

@@ -312,7 +312,7 @@ class Library:
     def search(
         self, user_id: str, query: str, vector: Vector | None, limit: int, only: Sequence[str] | None = None
     ) -> list[Passage]:
-        """The best by words and the nearest by meaning, at most `limit` of each, in no order. `only`: ids of files."""
+        """Return the passages for a query as `passages` does."""
         with self._reading(user_id) as db:
             return passages(db, query, vector, limit, only) if db else []
 

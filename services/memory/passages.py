@@ -27,6 +27,7 @@ FILE_COLUMNS = (
 )
 _PAGE = re.compile(r"page (\d{1,9})")
 _BEST = "SELECT rowid FROM said WHERE said MATCH ? ORDER BY bm25(said) LIMIT ?"
+_FIRST = "SELECT n FROM chunk WHERE file = ? ORDER BY n LIMIT ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,19 @@ class Passage:
 def passages(
     db: sqlite3.Connection, query: str, vector: Vector | None, limit: int, only: Sequence[str] | None
 ) -> list[Passage]:
-    """The best by words and the nearest by meaning, at most `limit` of each, in no order. `only`: ids of files."""
+    """Return the best by words and the nearest by meaning, at most `limit` of each, in no order.
+
+    only: ids of files to search, of which the first `limit` passages are returned too.
+    """
     files = {file.n: file for file in (File(*row) for row in db.execute(f"SELECT {FILE_COLUMNS} FROM file"))}
     if only is not None:
         files = {n: file for n, file in files.items() if file.id in only}
     rarity = _rarity(db, query_tokens(query)[:_MAX_WORDS])
     near = _near(db, vector, files)
     chosen = set(sorted(near, key=lambda n: -near[n])[:limit]) | set(_worded(db, rarity, files, limit))
+    if only is not None:
+        for n in files:
+            chosen.update(row[0] for row in db.execute(_FIRST, (n, limit)))
     found = []
     for n in chosen:
         file, place, text, words = db.execute("SELECT file, place, text, words FROM chunk WHERE n = ?", (n,)).fetchone()

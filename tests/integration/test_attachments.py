@@ -171,6 +171,25 @@ async def test_openai_message_of_a_file_alone_is_answered(site: House) -> None:
         assert content.endswith("\n\n(The user sent the attached files without a question.)")
 
 
+@pytest.mark.parametrize(
+    ("query", "leads"),
+    [
+        *((query, "Chapter 0 ") for query in ("Summarise this document", "What is this?", "tl;dr", "ok", "")),
+        ("Where did the zebra sleep?", "Chapter 40 "),
+    ],
+)
+async def test_long_text_is_never_shown_as_nothing(site: House, query: str, leads: str) -> None:
+    async with user(site, f"roz{len(query)}") as roz:
+        lines = [f"Chapter {n} {'zebra' if n == 40 else 'horse'} walked to town {n}, slowly. " * 30 for n in range(80)]
+        story = await added(roz, "\n\n".join(lines).encode(), "story.txt")
+        await asked(roz, "long-1", query, story["id"])
+        block, _, _ = site.sent()[-1]["content"].partition("\n[end of attached file story.txt]")
+        assert "too long to be shown whole; these are passages of it" in block
+        first, *others = block.split("\n   Link: ")[:-1]
+        assert leads in first
+        assert len(others) == 4
+
+
 # ── what later questions get ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -37,7 +37,7 @@ class Kept:
             raise FilesUnavailable("the memory, which keeps files, is away")
         if args["op"] == "search":
             self.searched.append(args)
-            return {"text": "1. the best passage", "hits": []}
+            return {"text": "1. the best passage", "hits": [{}]}
         known = [id for id in args["ids"] if id in self._files]
         return {"files": [self._about(id) for id in known], "missing": [id for id in args["ids"] if id not in known]}
 
