@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Collection
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
+from services.gateway.errors import ApiError
 from services.gateway.hour import Hour, Totals, totals
 from services.gateway.keys import Keys
 from services.gateway.metrics import Metrics, Reading, take
@@ -29,6 +31,8 @@ from shared.records.sessions import Sessions
 R = TypeVar("R")
 
 _BACKLOG_SECONDS = 0.25
+# Direct tool calls of one user that may be in progress at one gateway: as many as one message of a model may have.
+MOST_CALLS = 16
 # What a Redis says that does not take a connection's user or password.
 _NOT_LET_IN = ("WRONGPASS", "NOAUTH", "NOPERM")
 
@@ -69,6 +73,7 @@ class Gateway:
         self._backlog = 0
         self._uncounted = False
         self._backlog_until = float("-inf")
+        self._calls = Counter[str]()
         self.stopping = False
         self.metrics = Metrics()
         self.hour = Hour(self._totals)
@@ -166,6 +171,24 @@ class Gateway:
             self._backlog_until = now + _BACKLOG_SECONDS
             self._backlog = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
         return self._backlog
+
+    @contextlib.contextmanager
+    def tool_call(self, user_id: str) -> Iterator[None]:
+        """Count a direct tool call as in progress, as long as the block. Raises ApiError 429 above MOST_CALLS."""
+        if self._calls[user_id] >= MOST_CALLS:
+            raise ApiError(
+                429,
+                "too_many_requests",
+                f"{MOST_CALLS} tool calls of yours are in progress, which is the limit; wait until one has ended",
+                {"Retry-After": "2"},
+            )
+        self._calls[user_id] += 1
+        try:
+            yield
+        finally:
+            self._calls[user_id] -= 1
+            if not self._calls[user_id]:
+                del self._calls[user_id]
 
     def accepted(self, mode: str, unfinished: int | None) -> None:
         """A query was accepted. unfinished: how many there were then, if that is known."""

@@ -20,6 +20,7 @@ from support.memories import remembering, response
 from support.services import announced, running
 from support.waiting import eventually
 
+from services.gateway.gateway import MOST_CALLS
 from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
 from shared.contracts import ToolRequest
@@ -191,6 +192,8 @@ async def finding(context: Context[Settings]) -> AsyncIterator[Sequence[Work]]:
     """The tools of memory and knowledge, which say whose they are asked for."""
 
     async def find(args: Found, request: ToolRequest) -> ToolResult:
+        if args.query == "slow":
+            await asyncio.sleep(2)
         return ToolResult(f"{request.tool} of {request.user_id}: {args.query}")
 
     @asynccontextmanager
@@ -223,6 +226,9 @@ async def test_what_a_user_has_is_found_in_documents_and_knowledge_too(
                 assert text(await one.call_tool("recall_memory", {"query": "x"})) == "search_memory of ann: x"
                 with pytest.raises(MCPError, match="unknown tool"):
                     await one.call_tool("shut", {"query": "x"})
+                slow = [one.call_tool("search_memory", {"query": "slow"}) for _ in range(MOST_CALLS + 1)]
+                (refused,) = [each for each in await asyncio.gather(*slow) if each.is_error]
+                assert "16 tool calls of yours are in progress" in text(refused)
 
 
 async def test_engrams_that_were_not_shown_are_no_resources(site: Site, redis_url: str, tmp_path: Path) -> None:

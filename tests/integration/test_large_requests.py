@@ -21,6 +21,7 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
+from services.gateway.gateway import MOST_CALLS
 from shared.bus import Bus
 from shared.contracts import TOOL_REQUEST
 from shared.participant.registry import MOST_WAITING, RELEASE, ReplicaInfo, announcing
@@ -119,6 +120,34 @@ async def test_large_calls_of_many_users_leave_room_for_small_ones(place: Place)
         assert "65,536 bytes" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) > 0
     assert set(place.runs.values()) == {1}
+
+
+async def test_calls_of_one_user_in_progress_are_bounded(place: Place) -> None:
+    asked = [asyncio.create_task(call(place.bob, f"slow {n}", 60.0)) for n in range(MOST_CALLS)]
+    await eventually(lambda: len(place.runs) == MOST_CALLS)
+    refused = await call(place.bob, "more", 0)
+    assert outcome(refused) == (429, "too_many_requests")
+    assert int(refused.headers["retry-after"]) > 0
+    assert "16 tool calls of yours are in progress" in refused.json()["error"]["message"]
+    # calls whose client has left do not count
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+    async def accepted() -> bool:
+        # the worker still runs the calls: an unknown tool is answered without it
+        return (await call(place.bob, "x", 0, tool="none")).status_code == 404
+
+    await eventually(accepted)
+
+
+async def test_call_of_a_user_runs_beside_many_of_another(place: Place) -> None:
+    flood = [asyncio.create_task(call(place.bob, f"slow {n}", 2.0)) for n in range(60)]
+    await eventually(lambda: len(place.runs) == MOST_CALLS)
+    assert outcome(await call(place.ann, "fast", 0)) == (200, None)
+    answers = Counter([outcome(answer) for answer in await asyncio.gather(*flood)])
+    assert answers == {(200, None): MOST_CALLS, (429, "too_many_requests"): 60 - MOST_CALLS}
+    assert outcome(await call(place.bob, "again", 0)) == (200, None)
 
 
 ASKING: dict[str, tuple[str, dict[str, Any]]] = {

@@ -153,7 +153,8 @@ class McpServer:
             if params.name == "ask":
                 return await self._ask(ctx, args)
             if (tool := canonical_tool(params.name, args)) in TOOLS:
-                return await self._tool(tool, args)
+                with self._gateway.tool_call(self._user_id):
+                    return await self._tool(tool, args)
         except ApiError as exc:
             wait = (exc.headers or {}).get("Retry-After")
             return _said(f"{exc.message}{f'; try again in {wait} s' if wait else ''}", is_error=True)

@@ -11,11 +11,12 @@ from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
-from services.gateway.gateway import GatewayDep
+from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.keys import Principal
 from services.gateway.schemas import ToolCallBody, told
 from services.gateway.shapes.operating import ToolAnswer, ToolList
 from services.gateway.sse import gone
-from shared.contracts import canonical_tool
+from shared.contracts import ToolResultMessage, canonical_tool
 from shared.participant.tool_client import Caller
 
 router = APIRouter(route_class=JsonRoute, tags=["tools"])
@@ -46,6 +47,24 @@ async def list_tools(gateway: GatewayDep, _user: UserDep) -> Response:
     responses=told("The tool's result", ToolAnswer, _RESULT, 400, 404, 415, 422, 429, 503),
 )
 async def call_tool(request: Request, name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
+    with gateway.tool_call(user.user_id):
+        outcome = await _outcome(request, name, body, gateway, user)
+    if outcome is None:
+        raise ApiError(503, "stopping", "this gateway stops; call the tool again")
+    return reply(
+        {
+            "result": outcome.result,
+            "error": outcome.error,
+            "data": outcome.data,
+            "duration_ms": outcome.duration_ms,
+        }
+    )
+
+
+async def _outcome(
+    request: Request, name: str, body: ToolCallBody, gateway: Gateway, user: Principal
+) -> ToolResultMessage | None:
+    """Return the result of a call, or None when the client has gone or the gateway stops. Raises ApiError."""
     tool, settings = canonical_tool(name, body.args), gateway.settings
     async with gateway.reachable():
         timeout = await gateway.tools.patience(tool, body.args, settings.tool_limit, settings.tool_timeout)
@@ -67,14 +86,4 @@ async def call_tool(request: Request, name: str, body: ToolCallBody, gateway: Ga
             time_zone=user.time_zone or gateway.settings.zone,
         )
         calling = gateway.tools.call(tool, body.args, call_id=call_id, caller=caller, timeout=timeout, attempt=1)
-        outcome = await gateway.race(calling, gone(request.receive))
-    if outcome is None:
-        raise ApiError(503, "stopping", "this gateway stops; call the tool again")
-    return reply(
-        {
-            "result": outcome.result,
-            "error": outcome.error,
-            "data": outcome.data,
-            "duration_ms": outcome.duration_ms,
-        }
-    )
+        return await gateway.race(calling, gone(request.receive))
