@@ -33,6 +33,7 @@ def read(data: bytes, request: dict[str, Any]) -> dict[str, Any]:
         "cut": request["cut"] or content.cut,
         "links": [{"text": link.text, "url": link.url} for link in content.links],
         "refresh": content.refresh,
+        "has_text": bool(content.text),
     }
 
 

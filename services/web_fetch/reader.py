@@ -40,7 +40,7 @@ class Reading:
     """A part of a page's text: `after` is where the next one begins, `cut` says that the page was longer than read.
 
     links: of the whole main text, each with `text` and `url`. refresh: the URL of the page's refresh, or "". note: why
-    only a part of the page was read, if the reason is not the size limit.
+    only a part of the page was read, if the reason is not the size limit. has_text: the page has more than a title.
     """
 
     title: str
@@ -51,6 +51,7 @@ class Reading:
     links: list[dict[str, str]]
     refresh: str
     note: str = ""
+    has_text: bool = True
 
 
 class Reader:

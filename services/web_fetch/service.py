@@ -19,6 +19,10 @@ from services.web_fetch.reader import Reader, Reading, open_reader
 from shared.errors import ToolError
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service
+from shared.reading.lines import one_line, without_controls
+
+# Characters of the URL of a refresh in a note: a `javascript:` URL may be a whole program.
+MAX_SHOWN_URL = 200
 
 
 class WebFetch(BaseModel):
@@ -100,25 +104,45 @@ class Fetcher:
     max_chars: int
 
     async def __call__(self, args: WebFetch) -> ToolResult:
-        """The page's main text. Raises ToolError; never tries twice."""
+        """Return the page's main text. Raises ToolError; never tries twice.
+
+        If a page's refresh fails, the result is the last page with text of its own, with a note.
+        """
+        found: tuple[Page, Reading] | None = None
         try:
             async with asyncio.timeout(self.timeout):
                 page = await self.browser.get(args.url)
                 reading = await self._read(page, args.offset)
-                while reading.refresh and (target := page.url.join(reading.refresh)) != page.url:
+                while reading.refresh:
+                    if reading.has_text:
+                        found = page, reading
+                    target = page.url.join(reading.refresh)
+                    if target == page.url:
+                        break
                     page = await self.browser.refreshed(page, target)
                     reading = await self._read(page, args.offset)
         except TimeoutError as exc:
-            raise ToolError(f"fetch timeout after {self.timeout:g}s: {args.url}") from exc
-        return render(args, page, reading)
+            error = f"fetch timeout after {self.timeout:g}s: {args.url}"
+            if found is None:
+                raise ToolError(error) from exc
+        except ToolError as exc:
+            error = str(exc)
+            if found is None:
+                raise
+        else:
+            return render(args, page, reading)
+        return render(args, *found, not_followed=error)
 
     async def _read(self, page: Page, offset: int) -> Reading:
         # The other half of the time is for fetching the page.
         return await self.reader.read(page, offset, self.max_chars, self.timeout / 2)
 
 
-def render(args: WebFetch, page: Page, reading: Reading) -> ToolResult:
-    """The tool's result: exactly the agreed text. Whoever shows it to a model marks it as untrusted."""
+def render(args: WebFetch, page: Page, reading: Reading, not_followed: str = "") -> ToolResult:
+    """Return the tool's result: exactly the agreed text. The caller marks it as untrusted before a model reads it.
+
+    not_followed: why the page's refresh was not followed, or "".
+    """
     left = reading.chars - reading.after
     if reading.text:
         text = reading.text
@@ -131,6 +155,10 @@ def render(args: WebFetch, page: Page, reading: Reading) -> ToolResult:
         notes.append(f"{left} of {reading.chars} characters left out; go on with offset {reading.after}")
     if reading.cut:
         notes.append(reading.note or "the page itself was longer than the size limit")
+    if not_followed:
+        target = one_line(without_controls(reading.refresh))
+        shown = target if len(target) <= MAX_SHOWN_URL else f"{target[:MAX_SHOWN_URL]}…"
+        notes.append(f"the page sends its reader on to {shown}, which was not followed: {not_followed}")
     lines = [f"URL: {args.url}", "Extracted text:", text, *([f"[{'; '.join(notes)}]"] if notes else ())]
     if args.links:
         listed = [f"- {link['text']}: {link['url']}" for link in reading.links]

@@ -32,7 +32,7 @@ class Case:
 
     headers: of the response, as `content_type="…"`. has, lacks: texts in the result. links: all of `data`'s, as text
     and URL. others: further pages of the site, by path. error: the whole error, a regular expression.
-    The page is at /a/page; ORIGIN in a body or a link stands for the site's scheme, host and port.
+    The page is at /a/page; ORIGIN in a body, a text or a link stands for the site's scheme, host and port.
     """
 
     name: str
@@ -274,6 +274,7 @@ def refresh(content: str, rest: str = "") -> str:
     return f'<head><meta http-equiv="Refresh" content="{content}">{rest}</head><body><p>Moved.</p>'
 
 
+ONLY_HTTP = "blocked: only http:// and https:// URLs can be fetched"
 THERE = {"/a/there": f"<h1>There</h1>{STORY}", "/b/there": f"<h1>There</h1>{STORY}"}
 REFRESH = [
     *(
@@ -304,21 +305,36 @@ REFRESH = [
         )
     ),
     Case("twice", refresh("0; url=b"), has=("There\n",), others={"/a/b": refresh("0; url=there"), **THERE}),
+    *(
+        Case(
+            f"{name}, {'title alone' if not text else 'text'}",
+            f"<title>Boats</title>{refresh(f'0; url={target}').replace('<p>Moved.</p>', text)}",
+            has=(text and "gate 11", f"\n[the page sends its reader on to {shown}, which was not followed: {error}]"),
+            lacks=("Moved",),
+            others={
+                "/a/back": refresh("0; url=page").replace("<p>Moved.</p>", ""),
+                **{f"/a/{n}": refresh(f"0; url={n + 1}").replace("<p>Moved.</p>", "") for n in range(9)},
+            },
+            error=re.escape(error) if not text else "",
+        )
+        for name, target, shown, error in (
+            ("script", "javascript:go()", "javascript:go()", ONLY_HTTP),
+            ("long script", f"javascript:{'x' * 900}", f"javascript:{'x' * 189}…", ONLY_HTTP),
+            ("file", "file:///etc/passwd", "file:///etc/passwd", ONLY_HTTP),
+            ("app", "twitter://user?id=1", "twitter://user?id=1", ONLY_HTTP),
+            ("private", "http://10.0.0.1/", "http://10.0.0.1/", "blocked: 10.0.0.1 is not on the public internet"),
+            ("gone", "gone", "ORIGIN/a/gone", "fetch failed: 404"),
+            ("circle", "back", "ORIGIN/a/back", "fetch error: the page redirects in a circle"),
+            ("endless", "1", "ORIGIN/a/1", "fetch error: more than 5 redirects"),
+        )
+        for text in (STORY, "")
+    ),
     Case(
-        "circle",
+        "gone behind a page with text",
         refresh("0; url=b"),
-        others={"/a/b": refresh("0; url=page")},
-        error="fetch error: the page redirects in a circle",
+        has=("There\n", "on to ORIGIN/a/gone, which was not followed: fetch failed: 404]"),
+        others={"/a/b": refresh("0; url=gone").replace("Moved.", f"<h1>There</h1>{STORY}")},
     ),
-    Case(
-        "endless",
-        refresh("0; url=1"),
-        others={f"/a/{n}": refresh(f"0; url={n + 1}") for n in range(9)},
-        error="fetch error: more than 5 redirects",
-    ),
-    Case("private", refresh("0; url=http://10.0.0.1/"), error="blocked: 10.0.0.1 is not on the public internet"),
-    Case("file", refresh("0; url=file:///etc/passwd"), error="blocked: only http:// and https:// URLs can be fetched"),
-    Case("gone", refresh("0; url=gone"), error="fetch failed: 404"),
     Case("comment", f"<!-- {refresh('0; url=there')} --><p>Here.", has=("Here.",), others=THERE),
     Case(
         "noscript beside text", f"<noscript>{refresh('0; url=there')}</noscript><p>Here.", has=("Here.",), others=THERE
@@ -418,12 +434,30 @@ async def test_odd_page_gives_the_expected_result(case: Case, site: Any, reply: 
         return
     result = await run(WebFetch(url=site.url("/a/page")))
     for text in case.has:
-        assert text in result.text
+        assert text.replace("ORIGIN", origin) in result.text
     for text in case.lacks:
         assert text not in result.text
     if case.links is not None:
         links = [{"text": text, "url": url.replace("ORIGIN", origin)} for text, url in case.links]
         assert result.data["links"] == links
+
+
+@pytest.mark.parametrize("text", [STORY, ""], ids=["text", "no text"])
+async def test_refresh_that_times_out_gives_the_page_itself(text: str, site: Any, reply: Any, fetcher: Any) -> None:
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    site.replies |= {"/": reply(refresh("0; url=late").replace("<p>Moved.</p>", text)), "/late": silent}
+    run = fetcher([f"127.0.0.1:{site.port}"], timeout=2)
+    error = f"fetch timeout after 2s: {site.url()}"
+    if text:
+        note = f"[the page sends its reader on to {site.url('/late')}, which was not followed: {error}]"
+        assert (await run(WebFetch(url=site.url()))).text.endswith(
+            f"gate 11 at noon, and the barges left the basin for the sea.\n{note}"
+        )
+    else:
+        with pytest.raises(ToolError, match=rf"^{re.escape(error)}$"):
+            await run(WebFetch(url=site.url()))
 
 
 async def test_links_of_a_long_list_are_the_titles_first(site: Any, reply: Any, fetcher: Any) -> None:
