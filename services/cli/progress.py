@@ -21,7 +21,8 @@ _TICK, _REPEAT = 1.0, 10.0
 class Progress:
     """Call it with a sentence for the present step. step: its name, which stays the same while figures change.
 
-    Without a terminal, a new step is printed at once, and the same step again after `_REPEAT` seconds.
+    Without a terminal, a new step is printed at once, the same step again after `_REPEAT` seconds, and the last
+    figures of a step when it ends.
     """
 
     def __init__(self, console: Terminal, errors: Terminal) -> None:
@@ -31,6 +32,7 @@ class Progress:
         self._errors = errors
         self._text = self._step = ""
         self._since = self._printed = 0.0
+        self._told = ""
         self._ticking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -48,17 +50,25 @@ class Progress:
 
     def __call__(self, text: str, step: str | None = None) -> None:
         now, step = asyncio.get_running_loop().time(), step or text
-        self._text = text
         if step != self._step:
+            self._print_last()
             self._step, self._since = step, now
             self._printed = now - _REPEAT
+        self._text = text
         self._show(now)
 
     def pause(self) -> None:
         """Remove the line at the terminal, for other output; the next call brings it back."""
+        self._print_last()
         self._text = self._step = ""
         if self._live is not None:
             self._live.stop()
+
+    def _print_last(self) -> None:
+        """Print the last figures of a step, unless they were printed. Do nothing at a terminal."""
+        if self._live is None and self._text != self._told:
+            self._printed = float("-inf")
+            self._show(asyncio.get_running_loop().time())
 
     def _show(self, now: float) -> None:
         if not self._text:
@@ -70,7 +80,7 @@ class Progress:
             self._live.start()
             self._live.refresh()
         elif now - self._printed >= _REPEAT:
-            self._printed = now
+            self._printed, self._told = now, self._text
             self._errors.print(line, style="dim")
 
     async def _tick(self) -> None:

@@ -139,6 +139,18 @@ async def test_a_file_is_added_read_listed_found_fetched_and_removed(site: Site)
     await eventually(lambda: not having("warranty", ASKED["folder"]), 30, "its words are overwritten", every=0.2)
 
 
+@pytest.mark.parametrize(
+    "query",
+    ["What does my manual say about descaling?", "What do the instructions say about the weeks?"],
+)
+async def test_only_document_is_found_by_one_word_of_two(site: Site, query: str) -> None:
+    async with user(site, f"una{len(query)}") as una:
+        file = await added(una, b"Fill the tank with cold water. Descale it every 6 weeks.", "coffee.txt")
+        await read(una, file["id"])
+        (hit,) = (await una.get("/documents", params={"query": query})).json()["hits"]
+        assert hit["file_id"] == file["id"]
+
+
 async def test_a_form_brings_a_file_with_its_own_name(site: Site) -> None:
     async with user(site, "fay") as fay:
         form = {"file": ("käse 日本.md", NOTES, "text/markdown")}

@@ -106,13 +106,17 @@ async def admit(gateway: Gateway, summary: Summary, sections: dict[str, Section]
     if mode == "replace" or begun == Unfinished(summary.digest, mode):
         return
     if begun is not None:
-        again = "" if begun.mode == "empty" else f" with --{begun.mode}"
-        which = "this file" if begun.digest == summary.digest else "another file"
-        raise ApiError(
-            409,
-            "restore_unfinished",
-            f"a restore of {which} was interrupted here: run it again{again}, or give it up: restore with --replace",
-        )
+        replaces = "restore a file with --replace, which first removes what is here"
+        if begun.mode == "replace":
+            message = f"a restore with --replace was interrupted here, and what is here is incomplete: {replaces}"
+        else:
+            with_mode = "--merge" if begun.mode == "merge" else "neither --merge nor --replace"
+            which = "this file" if begun.digest == summary.digest else "another file"
+            message = (
+                f"a restore of {which} was interrupted here: to complete it, restore that file again with {with_mode}; "
+                f"to give it up, {replaces}"
+            )
+        raise ApiError(409, "restore_unfinished", message)
     if mode == "empty":
         for name, section in sections.items():
             if await section.absent() is None and not await section.empty():

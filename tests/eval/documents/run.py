@@ -19,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from services.memory.chunks import chunked
 from services.memory.document_text import text_of
-from services.memory.documents import embedded, ranked
+from services.memory.documents import embedded, least_similarity_for, ranked
 from services.memory.library import Library, Limits
-from services.memory.ranking import min_score_for
 from services.memory.settings import DocumentSettings
 from services.memory.vectors import Space, Vector
 from shared.llm.builtin import NAME, BuiltInEmbeddings, installed
@@ -70,7 +69,7 @@ async def main() -> int:
             (values,) = await model.embed(NAME, [question])
             for ranks, vector in ((both, Vector(NAME, values)), (words, None)):
                 passages = library.search("ann", question, vector, 6 * DocumentSettings().n_results)
-                hits = ranked(passages, min_score_for(NAME))[:_DEEP]
+                hits = ranked(passages, least_similarity_for(NAME))[:_DEEP]
                 ranks.append(next((n for n, hit in enumerate(hits, 1) if answer in hit.passage.text), None))
         print(f"{len(both)} questions, {len(labelled['documents'])} documents, {len(bare)} passages")
         told("words alone", words)

@@ -17,7 +17,7 @@ from support.s3_server import KEY_ID, SECRET, S3Server, s3_server
 from services.memory.blobs import BlobsAway
 from services.memory.bucket import BucketBlobs
 from services.memory.chunks import Chunk
-from services.memory.documents import ranked
+from services.memory.documents import least_similarity_for, ranked
 from services.memory.incoming import created
 from services.memory.library import Library, LibraryFull, Limits
 from services.memory.passages import File, Passage
@@ -350,6 +350,13 @@ def test_passages_that_have_nothing_to_do_with_the_query_are_left_out(library: L
     found = ranked([passage(1, 0.1, 0.1), passage(2, 0.8, 0.0), passage(3, None, 0.9), passage(4, 0.8, 0.9)], 0.3)
     assert [one.passage.n for one in found] == [4, 3, 2]
     assert all(0 < one.relevance <= 1 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "least"), [("all-minilm", 0.2), ("All-MiniLM-L6-v2", 0.2), ("nomic-embed-text", 0.3)]
+)
+def test_least_similarity_of_passages_belongs_to_the_model(model: str, least: float) -> None:
+    assert least_similarity_for(model) == least
 
 
 # ── a bucket ─────────────────────────────────────────────────────────────────────────────────────────────────────
