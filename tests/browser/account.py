@@ -13,7 +13,7 @@ WORDS = "surprise-party-of-tomorrow"
 
 
 def made_key(visit: Visit, user: str) -> tuple[str, str]:
-    """The id of a new key of that user, and the key."""
+    """Return the id of a new key of that user, and the key."""
     with visit.stack.api() as http:
         made = http.post("/keys", json={"name": user, "user_id": user, "role": "user"}).json()
     return made["id"], made["key"]
@@ -84,7 +84,7 @@ def signing_out_leaves_nothing(visit: Visit) -> None:
     assert WORDS not in everything(page)
     page.locator("#key").focus()
     sign_in(page, ben)
-    # who signs in next has an empty page, here and in the other tab
+    # The next user has an empty page, in both tabs.
     other.locator("#question").wait_for()
     for tab in (page, other):
         until(tab, "document.querySelector('.session-groups') && !document.querySelector('.session')")
@@ -92,7 +92,7 @@ def signing_out_leaves_nothing(visit: Visit) -> None:
         assert WORDS not in everything(tab)
     ask(page, f"What is the capital of France, for the {WORDS}?")
     answered(page, "Paris")
-    # a key that is revoked leads to the same state
+    # A revoked key leads to the same state.
     with visit.stack.api() as http:
         assert http.delete(f"/keys/{ben_id}").is_success
     for tab in (page, other):
@@ -103,7 +103,7 @@ def signing_out_leaves_nothing(visit: Visit) -> None:
 
 
 def everything(page: Any) -> str:
-    """What the page shows and has in its fields, and what the browser stores for it."""
+    """Return the page's HTML, title, address and field values, and its data in the browser's storage."""
     return str(
         page.evaluate(
             "() => [document.documentElement.outerHTML, document.title, location.href,"
@@ -114,7 +114,7 @@ def everything(page: Any) -> str:
 
 
 def in_memory(visit: Visit, page: Any) -> bool:
-    """Whether a text with the words is in the page's memory, behind what its own collector removes."""
+    """Return whether the words are in the page's memory after a garbage collection."""
     session = visit.context.new_cdp_session(page)
     pieces: list[str] = []
     session.on("HeapProfiler.addHeapSnapshotChunk", lambda piece: pieces.append(piece["chunk"]))

@@ -15,7 +15,7 @@ TEXT = b"# Descaling\n\n<script>window.hit = 2</script> Use citric acid.\n"
 
 
 def png(width: int, height: int) -> bytes:
-    """A picture of some colours."""
+    """Return a PNG with a gradient."""
     line = b"".join(bytes((x * 255 // width, 120, 160)) for x in range(width))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -51,7 +51,7 @@ def a_question_with_an_image_and_files(visit: Visit) -> None:
     page.reload()
     turn = answered(page, "Paris")
     shown_and_opened(visit, page, turn)
-    # what the model sees of it, with the system prompt in front
+    # The messages in the model's form, with the system prompt in front.
     page.get_by_role("button", name="Conversation state").click()
     page.locator(".message.system").first.wait_for()
     page.locator(".message.user", has_text="What is the capital of France?").wait_for()

@@ -63,7 +63,7 @@ LONG = "\n\n".join(
     f"- point one of {n}\n- point two\n\n```python\nfor i in range({n}):\n    print(i, 'a line of code')\n```"
     for n in range(1, 330)
 )
-# What the model server has; the usual model sees images.
+# The models of the server; the default model sees images.
 MODELS = {
     "gemma4:e4b": ["tools", "thinking", "vision"],
     "ggozad/prometheus2": [],

@@ -1,7 +1,7 @@
-"""Fills Redis to its limit, or removes that again: run inside the stack's network, `ballast.py fill` or `drop`.
+"""Fills Redis to its limit, or removes the data again: run inside the stack's network, `ballast.py fill` or `drop`.
 
-`fill` ends above the limit, so that Redis stays full while other entries come and go. What a command makes Redis
-allocate is not counted before the command, unlike the bytes that are sent with it.
+`fill` ends above the limit: Redis stays full while other entries come and go. Before a command, Redis checks its limit
+without the memory that the command will allocate.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from shared.bus import Bus
 
 KEY = "local2:ballast"
 MB = 1 << 20
-# Beyond the limit.
+# Bytes above the limit.
 OVER = 24 * MB
 
 
 async def memory(bus: Bus) -> dict[str, int]:
-    """The figures of INFO memory, in bytes."""
+    """Return the figures of INFO memory, in bytes."""
     reply: bytes = await bus.link.call("INFO", "memory")
     lines = (line.partition(":") for line in reply.decode().splitlines())
     return {name: int(value) for name, _, value in lines if value.isdigit()}

@@ -104,7 +104,7 @@ class Stack:
         self.folder = folder = Path(self._folder.name)
         # without the two as on a small machine
         small = [] if judged else [ROOT / "compose.small.yaml"]
-        # the model is scripted: no GPU is used, also where there is one
+        # The model is scripted: no GPU is used, even if there is one.
         self._files = [ROOT / "compose.yaml", ROOT / "compose.cpu.yaml", *small, HERE / "compose.test.yaml"]
         if sabotage:
             self._files.append(folder / "sabotage.yaml")

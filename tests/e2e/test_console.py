@@ -125,7 +125,7 @@ async def test_the_policy_allows_the_gateway_s_own_files_only(http: httpx.AsyncC
     assert policy["default-src"] == "'self'"
     assert policy["frame-ancestors"] == policy["base-uri"] == policy["object-src"] == "'none'"
     assert policy["require-trusted-types-for"] == "'script'"
-    # One policy with a name. What is named beside default-src narrows it, except that images may have `blob:`.
+    # One policy with a name. The other directives narrow default-src, except that images may have `blob:`.
     assert policy.pop("trusted-types") == "local2"
     assert policy.pop("img-src") == "'self' blob:"
     assert set(policy.values()) <= {"'self'", "'none'", "'script'"}

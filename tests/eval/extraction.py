@@ -122,14 +122,14 @@ def labelled(folder: Path) -> Iterator[Labelled]:
 
 
 def title_in(label: Path) -> str:
-    """The labelled title, without the name of the site behind it, or ""."""
+    """Return the labelled title without the name of the site, or ""."""
     values = json.loads(label.read_text(encoding="utf-8")) if label.is_file() else {}
     title = values.get("expected", values).get("title") or ""
     return SITE_NAME.split(title)[0].strip()
 
 
 def titled(page: Labelled, text: str) -> bool:
-    """Whether all words of the page's title stand in the text, one after the other."""
+    """Return whether the text has all words of the page's title in a row."""
     title = " ".join(WORD.findall(page.title.lower()))
     return f" {title} " in f" {' '.join(WORD.findall(text.lower()))} "
 

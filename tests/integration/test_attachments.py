@@ -1,4 +1,4 @@
-"""Files of a conversation over HTTP: what later questions, the session and its clients get of them."""
+"""Files of a conversation over HTTP: in later questions, in the session and for clients."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def asked(http: httpx.AsyncClient, session_id: str, query: str, *ids: str,
     return found
 
 
-# ── what clients get ─────────────────────────────────────────────────────────────────────────────────────────
+# ── files for clients ────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_turn_lists_its_files_and_marks_deleted_ones(site: House) -> None:
@@ -148,7 +148,7 @@ async def test_message_of_a_file_alone_is_answered(site: House, words: str) -> N
         assert (shown["title"], shown["turns"][0]["query"]) == ("photo.png", "")
         listed = (await pia.get("/queries", params={"session_id": "alone-1"})).json()["queries"]
         assert [one["query"] for one in listed] == [""]
-        # the words that only the model reads are nobody's
+        # A search does not find the text that only the model reads.
         found = (await pia.get("/sessions", params={"search": "without a question"})).json()["sessions"]
         assert found == []
 
@@ -190,7 +190,7 @@ async def test_long_text_is_never_shown_as_nothing(site: House, query: str, lead
         assert len(others) == 4
 
 
-# ── what later questions get ─────────────────────────────────────────────────────────────────────────────────
+# ── files in later questions ─────────────────────────────────────────────────────────────────────────────────
 
 
 def image(data: bytes) -> str:
@@ -212,7 +212,7 @@ async def test_image_is_sent_again_at_the_message_of_its_turn(site: House) -> No
 
 async def test_short_text_is_sent_again_and_a_long_one_is_named(site: House) -> None:
     async with user(site, "ben") as ben:
-        pages = [f"Rule {n}: nobody walks on path {n} after dark. " * 12 for n in range(60)]
+        pages = [f"Rule {n}: no walking on path {n} after dark. " * 12 for n in range(60)]
         notes, rules = await added(ben, NOTES, "notes.md"), await added(ben, pdf(pages), "rules.pdf")
         await asked(ben, "again-2", "what about path 7?", notes["id"], rules["id"])
         await asked(ben, "again-2", "thanks")
@@ -250,7 +250,7 @@ async def test_images_that_do_not_fit_are_left_out_and_named(site: House) -> Non
         found = await asked(dan, "again-4", "and now?", model="seeing")
         *earlier, (_, now) = said(site.sent())
         shown = [n for n, (_, images) in enumerate(earlier) if images]
-        # the newest, and not all of them
+        # Some images, the newest.
         assert shown == list(range(12 - len(shown), 12))
         assert 0 < len(shown) < 12
         assert now == []
@@ -269,7 +269,7 @@ async def test_branches_have_the_files_of_their_own_turns(site: House) -> None:
         await asked(eva, "again-5", "hello", model="seeing")
         first = await asked(eva, "again-5", "what is it?", one["id"], model="seeing")
         await asked(eva, "again-5", "and now?", model="seeing")
-        # the same words with another file: a version of its own
+        # The same words with another file make another version.
         again = await asked(eva, "again-5", "what is it?", two["id"], model="seeing", instead_of=first["query_id"])
         assert said(site.sent()) == [("hello", []), ("what is it?", [image(png(4, 2))])]
         await asked(eva, "again-5", "its colour?", model="seeing")
@@ -279,7 +279,7 @@ async def test_branches_have_the_files_of_their_own_turns(site: House) -> None:
         assert chosen.status_code == 200, chosen.text
         await asked(eva, "again-5", "its shape?", model="seeing")
         assert [images for _, images in said(site.sent())] == [[], [image(png(3, 2))], [], []]
-        # an answer that is made again reads the same
+        # Each version has its own file.
         turns = {turn["query_id"]: turn for turn in (await eva.get("/sessions/again-5")).json()["turns"]}
         assert [turns[one]["attachments"][0]["name"] for one in (first["query_id"], again["query_id"])] == [
             "one.png",
@@ -320,7 +320,7 @@ async def test_openai_chat_keeps_images_of_its_session(site: House, seeing: None
         assert [[file["type"] for file in turn["attachments"]] for turn in turns] == [["image/png"]] * 2
 
 
-async def test_openai_history_with_an_image_is_answered_by_a_blind_model(site: House) -> None:
+async def test_openai_history_with_an_image_works_for_a_blind_model(site: House) -> None:
     async with user(site, "gil") as gil:
         before = [shows("what is it?", png(3, 2)), {"role": "assistant", "content": "A square."}]
         answer = await gil.post("/v1/chat/completions", json=chat(*before, {"role": "user", "content": "thanks"}))
@@ -427,7 +427,7 @@ async def test_array_holds_the_summary_and_the_files_it_covers(site: House, serv
         events = (await eli.get(f"/sessions/array-4/turns/{found['query_id']}")).json()["journal"]
         (cut,) = [entry["data"] for entry in events if entry["event"] == "context.truncated"]
         assert cut["attachments"] == [{"id": photo["id"], "name": "photo.png"}]
-        # the page does not change what the model reads
+        # The messages do not depend on the page.
         page = (await eli.get("/sessions/array-4", params={"limit": 1, "before": turns[1].query_id})).json()
         assert [turn["query"] for turn in page["turns"]] == ["what is it?"]
         assert page["messages"][:-2] == shown["messages"]

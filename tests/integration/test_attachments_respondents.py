@@ -40,7 +40,7 @@ def settings(url: str, folder: Path, server: ScriptedModelServer, **more: Any) -
 
 
 async def added(url: str, **files: bytes) -> list[dict[str, Any]]:
-    """Files of the user `u1`, as a question names them."""
+    """Add files of the user `u1`; return them in the form of a question's attachments."""
     async with (
         open_context("asker", Settings(redis_url=url, heartbeat=0.5)) as context,
         open_files(ToolClient(context)) as memory,
@@ -56,7 +56,7 @@ async def added(url: str, **files: bytes) -> list[dict[str, Any]]:
 
 
 def chats(server: ScriptedModelServer, model: str = "seeing") -> list[list[dict[str, Any]]]:
-    """The answers' requests, without those for labels of memories."""
+    """Return the messages of requests for answers, without requests for labels of memories."""
     bodies = [request.body for request in server.requests if "messages" in (request.body or {})]
     asked = [body["messages"] for body in bodies if body["model"] == model]
     return [messages for messages in asked if messages[0]["content"].startswith("You are LoCAL2")]
@@ -100,14 +100,14 @@ async def test_takeover_reads_the_files_as_the_journal_decided(redis_url: str, t
                     await announced(redis_url, name)
                 attachments = await added(redis_url, photo_png=png(3, 2), notes_md=NOTES)
                 await client.answer(await client.ask("what are these?", "s1", attachments=attachments))
-            # the memory is away when the next answer begins
+            # The memory is away when the next answer begins.
             query_id = await client.ask("and now?", "s1")
             entry = await client.seen(query_id, EntryType.ATTACHMENTS)
             assert [file["sent"] for file in entry.value()["files"]] == ["away", "away"]
             await server.wait_until(lambda s: s.streaming == 1)
         async with running(app, memory), running(respondent(values), values):
             assert await client.answer(query_id) == "I see."
-            # the next question has them again
+            # The next question has the files again.
             await client.answer(await client.ask("so?", "s1"))
         _, died, taken_over, later = chats(server)
         assert died == taken_over

@@ -320,7 +320,7 @@ async def test_replace_reports_what_it_has_removed(source: Place, target: Place,
     lines = [json.loads(line) for line in answer.text.splitlines()]
     removed = [line["removed"] for line in lines if line.get("section") == "sessions" and "removed" in line]
     assert (removed[0], removed[-1], removed) == (0, 100, sorted(removed))
-    # in batches: a line for each, before anything is written
+    # A line for each batch, before the first write.
     assert 3 <= len(removed) <= 50
     assert lines.index({"section": "sessions", "removed": 100}) < lines.index(
         {"section": "sessions", "done": 6, "of": 6}

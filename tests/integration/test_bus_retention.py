@@ -346,14 +346,14 @@ async def test_a_stream_of_one_group_keeps_what_was_finished_for_a_second(
         assert raw.xlen(KNOWLEDGE_READ.stream) == 0
 
 
-async def test_requests_that_wait_for_a_worker_outside_stay(bus: Bus, raw: redis.Redis) -> None:
+async def test_requests_that_wait_for_an_untrusted_worker_stay(bus: Bus, raw: redis.Redis) -> None:
     raw.sadd(KNOWN_TOOLS, "web_x")
     stream = TOOL_REQUEST.for_tool("web_x").stream
     raw.xgroup_create(stream, "web_x", "0", mkstream=True)
     ids = [raw.xadd(stream, {"payload": "x" * 100_000}, id=f"{now_ms() - 5_000}-{n + 1}") for n in range(300)]
     raw.xreadgroup("web_x", "w", {stream: ">"}, count=200)
     raw.xack(stream, "web_x", *ids[:100])
-    # all kinds of keys have far more than their quota then
+    # Every kind of key is far above its quota then.
     raw.config_set("maxmemory", 1)
     try:
         await Janitor(bus, 5).round()

@@ -490,8 +490,8 @@ async def test_its_group_is_made_by_whoever_reads_the_registry_and_again_when_it
         await running
 
 
-async def test_empty_request_streams_beyond_measure_go_and_others_stay(tmp_path: Path) -> None:
-    """mcp may make groups of tools that it names itself, and read there under any name."""
+async def test_empty_request_streams_above_quota_are_removed(tmp_path: Path) -> None:
+    """mcp may create groups for tools with any name, and read there as any consumer."""
     limit = ("--maxmemory", "32mb", "--appendonly", "no")
     with acl_redis(tmp_path, arguments=limit) as users, redis.Redis.from_url(users.core) as core:
         streams = [f"local2:tool.request.server__{n}" for n in range(19)]
@@ -510,7 +510,7 @@ async def test_empty_request_streams_beyond_measure_go_and_others_stay(tmp_path:
 
 
 @pytest.mark.parametrize("size", [1_000_000, 20], ids=["long names", "many names"])
-async def test_consumers_beyond_measure_go_and_what_they_held_stays(
+async def test_excess_consumers_are_removed_and_their_entries_stay(
     size: int, bus: Bus, web: redis.Redis, core: redis.Redis
 ) -> None:
     stream, other = "local2:tool.request.web_search", "local2:tool.request.search_memory"
@@ -528,7 +528,7 @@ async def test_consumers_beyond_measure_go_and_what_they_held_stays(
     names = [row["name"] for row in core.xinfo_consumers(stream, "web_search")]
     assert len(names) <= 1_001
     assert max(map(len, names)) < 100
-    # all that was pending is, and any replica may claim at once what the consumers held
+    # All pending entries stay pending, and any replica may claim those of the removed consumers at once.
     pending = core.xpending_range(stream, "web_search", "-", "+", 2_000)
     assert [row["message_id"] for row in pending] == entries
     handed = [row for row in pending if row["consumer"] == b"handover"]

@@ -17,7 +17,7 @@ COMPOSE_TEST = ROOT / "tests" / "compose"
 
 
 @pytest.mark.parametrize("name", ["audit", "ballast", "probe"])
-def test_a_script_imports_only_packages_of_the_image(name: str) -> None:
+def test_compose_script_imports_only_packages_of_the_image(name: str) -> None:
     tree = ast.parse((COMPOSE_TEST / f"{name}.py").read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

@@ -37,7 +37,7 @@ from shared.envelope import now_ms
 from shared.participant.registry import Registry
 from shared.testing.model_server import Rules
 
-# Seconds of a free machine, which needs less than one. Four times as long is far below the limit of a test.
+# Seconds; a free machine needs less than one. Four times as long is far below the time limit of a test.
 QUIET_SECONDS = 12
 # Each deletion has its own; one that nobody deletes shows that everything was there to be found.
 WORDS = ("Xylographia", "Quetzalby", "Zugzwangen", "Kumquatia")
@@ -114,7 +114,7 @@ class House:
         return asked
 
     async def quiet(self) -> None:
-        """Wait until every group has finished everything; fail with what is pending, and with who is there."""
+        """Wait until every group has finished its entries; fail with the pending entries and the live participants."""
         registry, left = Registry(self.stage.bus, freshness=0), list[str]()
 
         async def done() -> bool:
@@ -195,7 +195,7 @@ class House:
 
 
 def unfinished(raw: redis.Redis, stream: str) -> list[str]:
-    """Return a line for each group of a stream that has something left, and for each entry that is pending in it."""
+    """Return a line for each unfinished group of a stream, and for each of its pending entries."""
     lines: list[str] = []
     for group in raw.xinfo_groups(stream) if raw.exists(stream) else ():
         if not group["pending"] and not group["lag"]:
@@ -257,7 +257,7 @@ async def keep(stack: contextlib.AsyncExitStack, url: str, folder: Path, on: Sta
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     """Everybody who keeps something of a conversation."""
-    # a rest many times as long as an overwriting took is longer than these tests wait on a slow machine
+    # The normal rest, many times as long as an overwrite, exceeds the patience of these tests on a slow machine.
     monkeypatch.setattr("services.memory.erasing._REST", 1.0)
     monkeypatch.setattr("services.knowledge.ladybug._REST", 1.0)
     folder = tmp_path / "data"

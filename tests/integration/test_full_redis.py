@@ -42,7 +42,7 @@ def full(request: pytest.FixtureRequest, redis_server: EmbeddedRedis, spoil: Fil
 
     def limit(reached: bool) -> None:
         with redis.Redis.from_url(redis_server.url) as raw:
-            # what tidying up takes away does not make room enough
+            # The janitor cannot make enough room.
             used: int = raw.info("memory")["used_memory"]
             raw.config_set("maxmemory", used // 2 if reached else 0)
 
@@ -215,7 +215,7 @@ class Asked:
 
 @contextlib.asynccontextmanager
 async def asking(server: EmbeddedRedis, folder: Path, **values: Any) -> AsyncIterator[Asked]:
-    """The model calls a tool that takes two seconds. values: settings of the participants."""
+    """Yield a stack whose model calls a tool of two seconds. values: settings of the participants."""
     call = {"name": "probe", "args": {"text": "<<query>>", "seconds": 2}}
     model = ModelProcess(folder / "model.log")
     try:
@@ -244,7 +244,7 @@ async def test_a_result_that_was_refused_is_offered_again_and_the_tool_is_not_ru
         await eventually(lambda: on.counts.hexists("effects", "go"))
         fill(True)
         await eventually(lambda: on.counts.hexists("ended", "go"))
-        # it is refused, again and again, while the janitor has several rounds
+        # Redis refuses the result repeatedly, during several rounds of the janitor.
         await asyncio.sleep(4.0)
         fill(False)
         assert await on.client.answer(query_id, 30) == "Done."
@@ -260,7 +260,7 @@ async def test_call_that_times_out_in_full_redis_runs_once(
         query_id = await on.client.ask("go", deadline=120)
         await eventually(lambda: on.counts.hexists("effects", "go"))
         fill(True)
-        # longer than the call may take, and than the generator's claim of the query is good for
+        # Longer than the call's timeout and than the generator's claim of the query.
         await asyncio.sleep(9.0)
         fill(False)
         assert await on.client.answer(query_id, 30) == "Done."

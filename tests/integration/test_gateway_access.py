@@ -91,7 +91,7 @@ async def test_a_user_s_key_opens_what_the_page_says_and_nothing_else(site: Site
                 assert (await tried(ann, method, path)).status_code not in (401, 403), (method, path)
 
 
-async def test_a_user_is_not_told_what_others_do(redis_url: str, tmp_path: Path, site: Site) -> None:
+async def test_user_key_does_not_list_work_of_others(redis_url: str, tmp_path: Path, site: Site) -> None:
     async with await site.key("ann") as ann, generating(redis_url, tmp_path):
         known = (await ann.get("/participants")).json()["participants"]
         assert {"name": "generator", "replicas": [{"state": "ready"}]} in known

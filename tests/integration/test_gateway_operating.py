@@ -111,7 +111,7 @@ async def test_sessions_are_listed_shown_and_really_deleted(site: Site, fake: Fa
     assert [session["session_id"] for session in rest["sessions"]] == ["s-0"]
     shown = (await site.http.get("/sessions/s-0")).json()
     assert [turn["answer"] for turn in shown["turns"]] == ["You said: 0"]
-    # this generator answers and does nothing else
+    # This generator has no operation for messages.
     assert shown["messages"] is None
     assert shown["messages_missing"] == "generator is not available: no generator is running"
     open_query = asyncio.create_task(site.http.post("/query", json={"query": "slow x", "session_id": "s-0"}))

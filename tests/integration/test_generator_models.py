@@ -90,7 +90,7 @@ async def test_tool_timeout_bounds_a_tool_that_announces_more(redis_url: str) ->
             query_id = await on.ask("go")
             assert await on.answer(query_id) == "It is done."
             result = await on.seen(query_id, EntryType.TOOL_RESULT)
-            # the worker ends the call as well
+            # The worker ends the call as well.
             await eventually(lambda: on.bus.link.call("HGET", "ended", "slow"))
     assert result.value()["result"] == "[tool timeout after 0.3s]"
 

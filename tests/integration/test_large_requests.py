@@ -1,4 +1,4 @@
-"""Users with large requests: they are refused before Redis is full, and nobody's work under way is lost."""
+"""Large requests: the gateway refuses them before Redis is full, and no unfinished work is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 @dataclass
 class Place:
-    """runs: how often each call was run, by its name."""
+    """runs: the number of runs of each call, by its name."""
 
     site: Site
     raw: redis.Redis
@@ -59,7 +59,7 @@ class Place:
 
 @pytest.fixture
 async def place(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Place]:
-    """A gateway, a tool that works on sixteen calls at once, and two users. The janitor looks every five seconds."""
+    """A gateway, a tool with sixteen calls at once, and two users. The janitor runs every five seconds."""
     url, runs = redis_server.url, Counter[str]()
 
     @asynccontextmanager
@@ -89,7 +89,7 @@ async def call(
 
 
 def outcome(answer: httpx.Response) -> tuple[int, str | None]:
-    """The status, and the code of a refusal or the error of a call."""
+    """Return the status, and the code of a refusal or the error of a call."""
     error = answer.json()["error"]
     return answer.status_code, error["code"] if isinstance(error, dict) else error
 
@@ -99,11 +99,11 @@ async def test_small_call_survives_another_users_large_ones(place: Place) -> Non
     await eventually(lambda: place.runs["small"])
     large = [asyncio.create_task(call(place.bob, f"large {n}", 7.0, LARGE)) for n in range(20)]
     answers = Counter([outcome(answer) for answer in await asyncio.gather(*large)])
-    # two of them fit into what one user may have under way
+    # Two of them fit into one user's share.
     assert answers == {(200, None): 2, (429, "too_many_requests"): 18}
     assert outcome(await small) == (200, None)
     assert set(place.runs.values()) == {1}
-    # the user may go on when they have ended
+    # The user may call again when they have ended.
     assert outcome(await call(place.bob, "again", 0, LARGE)) == (200, None)
 
 
@@ -162,13 +162,13 @@ async def test_large_queries_of_one_user_are_bounded(place: Place, path: str, bo
     assert answers == ["", "", "too_many_requests", "too_many_requests"]
     other = await place.ann.post("/query?wait=false", json={"query": "hello"})
     assert other.status_code == 202
-    # those that have been answered do not count
+    # Answered queries do not count.
     place.raw.xgroup_create("local2:query.received", "generator", "$")
     assert outcome_of_query(await place.bob.post(path, json=body)) == ""
 
 
 def outcome_of_query(answer: httpx.Response) -> str:
-    """The code of a refusal; empty for a query that was accepted."""
+    """Return the code of a refusal; empty for an accepted query."""
     if answer.is_success:
         return ""
     assert answer.status_code == 429
@@ -176,7 +176,7 @@ def outcome_of_query(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize(("worker", "name"), [("web_x", "web_x"), ("mcp", "server__x")])
-async def test_calls_of_a_worker_outside_that_reads_none_are_refused(
+async def test_calls_of_an_idle_untrusted_worker_are_refused(
     worker: str, name: str, place: Place, redis_server: EmbeddedRedis
 ) -> None:
     stream = TOOL_REQUEST.for_tool(name).stream
@@ -195,5 +195,5 @@ async def test_calls_of_a_worker_outside_that_reads_none_are_refused(
         before = place.raw.xlen(stream)
         assert await refused()
         assert place.raw.xlen(stream) == before >= MOST_WAITING
-    # others are called as before
+    # Calls of other tools still work.
     assert outcome(await call(place.ann, "x", 0)) == (200, None)

@@ -151,7 +151,7 @@ WINNERS = [None, "A", "B", "tie"]
 
 
 @pytest.mark.parametrize("winner", WINNERS)
-async def test_search_returns_the_shown_answer_whoever_won(memory: MemoryClient, winner: str | None) -> None:
+async def test_search_after_a_verdict_returns_the_shown_answer(memory: MemoryClient, winner: str | None) -> None:
     question, query_id = "Where is the harbour of Reykjavik?", new_query()
     shown = response(question, "In the west.", query_id=query_id)
     hidden = response(question, "The harbour of Reykjavik is unseen.", query_id=query_id, respondent_id="B")
@@ -180,7 +180,7 @@ async def test_hidden_answers_take_no_place_among_the_results(memory: MemoryClie
         assert [hit["id"] for hit in found["hits"]] == [shown.response_id], extra
 
 
-async def test_an_imported_answer_of_the_shadow_is_not_found(memory: MemoryClient) -> None:
+async def test_imported_answer_of_respondent_b_is_not_found(memory: MemoryClient) -> None:
     lines = [
         {"query": "Where is the harbour of Reykjavik?", "answer": name, "metadata": {"respondent_id": name}}
         for name in ("A", "B")
@@ -254,7 +254,7 @@ async def test_recall_is_dated_in_the_zone_of_the_user(memory: MemoryClient, zon
 
 
 @pytest.mark.parametrize("zone", ["Australia/Sydney", "America/Los_Angeles", "Pacific/Pago_Pago"])
-async def test_what_was_saved_today_is_found_by_that_word(memory: MemoryClient, zone: str) -> None:
+async def test_memory_saved_today_is_found_by_the_word_today(memory: MemoryClient, zone: str) -> None:
     await memory.tool("save_memory", zone=zone, content="The meeting is in Leipzig.")
     today = f"{local_date(now_ms(), zone)}"
     answer = await memory.tool("search_memory", zone=zone, query="What did I ask today?")

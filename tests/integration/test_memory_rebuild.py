@@ -88,12 +88,12 @@ async def test_a_start_does_not_go_through_everybody(
         assert (await client.manage("list", "user-1"))["total"] == 0
 
 
-async def test_an_index_of_an_older_version_finds_no_hidden_answer(redis_url: str, tmp_path: Path) -> None:
+async def test_index_of_an_older_version_finds_no_hidden_answer(redis_url: str, tmp_path: Path) -> None:
     shown, hidden = response(*SAID[0]), response(*SAID[1], respondent_id="B")
     async with remembering(redis_url, tmp_path) as client:
         await client.publish(shown, hidden)
         await client.idle()
-    # As an older version wrote them: each answer with its words, and the version of the files is another one.
+    # The files of an older version: each answer with its words, and another version number.
     words = tmp_path / "chroma-words"
     index = KeywordIndex(words)
     data = index.data("ann", [hidden.response_id])[hidden.response_id]

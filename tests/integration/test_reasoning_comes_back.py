@@ -1,6 +1,6 @@
-"""The model's thoughts go back with the results of its tool calls, whoever continues the turn, and not after it.
+"""The model's thoughts go back with the results of its tool calls within the turn, also after a takeover.
 
-The servers here refuse (HTTP 400) a tool round without them, as DeepSeek, Kimi and Gemini do.
+The servers here refuse (HTTP 400) a tool round without thoughts, as DeepSeek, Kimi and Gemini do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WEATHER = {
 
 
 def script(name: str, first: dict[str, Any], scope: str = "all") -> Script:
-    """A server that wants a field with each call, and thinks before it calls."""
+    """Return the script of a server that thinks before a call, and requires a field with each call."""
     insists = {"needs": name, "scope": scope, "error": "<<field>> is missing in assistant tool call message"}
     rules = [
         {"when": {"tool_results": 0}, "respond": {"thinking": THOUGHT, **first}},
@@ -45,7 +45,7 @@ def calls(tool: str, **args: Any) -> dict[str, Any]:
 
 
 def came_back(body: Any) -> list[dict[str, Any]]:
-    """The messages of a request that made tool calls."""
+    """Return the messages of a request that have tool calls."""
     parts = [part for content in body.get("contents") or () for part in content["parts"] if "functionCall" in part]
     return parts or [said for said in body["messages"] if said.get("tool_calls")]
 
@@ -125,7 +125,7 @@ async def test_thoughts_before_a_clients_call_come_back(place: Place) -> None:
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 async def test_thoughts_that_a_client_sends_back_are_passed_on(place: Place, name: str) -> None:
-    """The journal of the first answer is gone by then."""
+    """The journal of the first answer has expired."""
     place.on.server.set_rules(script("thinking", calls("weather", city="Paris")))
     said: list[Any] = [{"role": "user", "content": "How is it in Paris?"}]
     first = await place.ask(said, tools=[WEATHER])

@@ -110,7 +110,7 @@ async def test_retention_of_facts_counts_facts_and_not_sources(tmp_path: Path) -
         store = Store(graph)
         (kind,) = facts(store, Search(store))
         assert await kind.census(200) == Census(0, None, 0)
-        # Two facts from one source, a source without facts, and a fact that an old and a new source tell.
+        # Two facts from one source, a source without facts, and a fact with an old and a new source.
         said = {"r1": ("tea", "coffee"), "r2": (), "r3": ("coffee",)}
         for at, (source, objects) in zip((100, 100, 300), said.items(), strict=True):
             turn = Turn(source, "ann", "s1", at, "")

@@ -56,9 +56,9 @@ async def test_summary_names_the_files_of_its_turns(bus: Bus) -> None:
     before = await Summaries(bus).read("f")
     assert before == Summary("1001-0", 2, "first", (one,))
     assert await Summaries(bus).keep("f", "u", before, turns[2:3], "second")
-    # each file once, at its last place
+    # Each file once, at its last place.
     assert await Summaries(bus).read("f") == Summary("1002-0", 3, "second", (two, one))
-    # of another conversation of the session
+    # A summary of another conversation of the session.
     assert await Summaries(bus).keep("f", "u", None, turns[:2], "again", await Summaries(bus).read("f"))
     assert await Summaries(bus).read("f") == Summary("1001-0", 2, "again", (one,))
 

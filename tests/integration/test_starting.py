@@ -1,4 +1,4 @@
-"""Participants that start just when Redis begins to refuse writes wait, and serve when it takes them again."""
+"""Participants that start while Redis refuses writes: they wait, and serve when Redis accepts writes again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from services.web_fetch.service import app as web_fetch
 from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
 
-# Nothing listens there: a model server that is away keeps no participant from starting.
+# No server listens there: participants start without their model server.
 AWAY = "http://127.0.0.1:9"
 PARTICIPANTS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "generator": (respondent(GeneratorSettings()), GeneratorSettings),
@@ -52,14 +52,14 @@ PARTICIPANTS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "web_fetch": (web_fetch, WebFetchSettings),
     "probe": (probe, ProbeSettings),
 }
-# A word that the description of the settings has only after its participant has completed it.
+# A word in the complete description of a participant's settings.
 COMPLETED = {"generator": b"Skeptic", "respondent-b": b"Skeptic", "critic": b"enumDescriptions"}
 Refuse = Callable[[bool], None]
 
 
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    """A server that can be made to load its data again, slowly enough to be asked meanwhile."""
+    """A server that reloads its data on command, slowly enough for requests meanwhile."""
     loading = {"enable-debug-command": "local", "loading-process-events-interval-bytes": "1024"}
     with EmbeddedRedis(tmp_path / "redis", extra={**UNSYNCED, **loading}) as server:
         yield server
@@ -67,7 +67,7 @@ def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(params=["OOM", "MISCONF", "NOREPLICAS", "READONLY", "LOADING"])
 def refuse(request: pytest.FixtureRequest, redis_server: EmbeddedRedis, spoil: Refuse) -> Iterator[Refuse]:
-    """Makes `redis_server` refuse commands with this error, or take them again."""
+    """Yield a function that makes `redis_server` refuse commands with this error, or accept them again."""
     with redis.Redis.from_url(redis_server.url) as raw, redis.Redis.from_url(redis_server.url) as reloading:
         reload = threading.Thread(target=lambda: reloading.execute_command("DEBUG", "RELOAD"))
 
@@ -96,7 +96,7 @@ def refuse(request: pytest.FixtureRequest, redis_server: EmbeddedRedis, spoil: R
 async def test_participant_starting_in_refusing_redis_waits(
     name: str, refuse: Refuse, redis_server: EmbeddedRedis, tmp_path: Path
 ) -> None:
-    """The refusals begin as soon as its inbox is there: what it writes next is refused."""
+    """The refusals begin as soon as the participant's inbox exists: Redis refuses its next write."""
     app, settings = PARTICIPANTS[name]
     begun = asyncio.Event()
     with redis.Redis.from_url(redis_server.url) as raw:

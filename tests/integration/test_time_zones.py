@@ -1,4 +1,4 @@
-"""The zone of a question: what a client gives, what its key has, and what the deployment has."""
+"""The time zone of a question: from the client, from its key, or from the deployment."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_key_record_without_a_zone_is_read_by_earlier_versions() -> None:
     assert b'"time_zone":"Asia/Tokyo"' in KeyRecord("i", "n", "ann", "user", 1, time_zone="Asia/Tokyo").dump()
 
 
-# 25 hours apart: there the dates differ at every moment.
+# 25 hours apart: their dates always differ.
 EAST, WEST = "Pacific/Kiritimati", "Pacific/Pago_Pago"
 
 

@@ -1,4 +1,4 @@
-"""Writes whose participant does not answer any more: the refusal says that their outcome is unknown."""
+"""Writes whose participant stops answering: the error says that their outcome is unknown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROUTES: list[tuple[str, str, Any, bool]] = [
 ]
 
 
-async def test_write_without_an_answer_says_that_its_outcome_is_unknown(redis_url: str, tmp_path: Path) -> None:
+async def test_write_without_an_answer_has_an_unknown_outcome(redis_url: str, tmp_path: Path) -> None:
     async with ScriptedModelServer(()) as model, serving(gateway_settings(redis_url, tmp_path)) as site:
         with (
             replica("memory", redis_url, tmp_path / "memory", model.url) as memory,

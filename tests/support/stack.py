@@ -273,7 +273,7 @@ class Participant:
         self.process.wait()
 
     def log(self) -> str:
-        # the process makes the file
+        # The process creates the file.
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
 

@@ -1,10 +1,10 @@
-"""From an export to a trained adapter, with a model of two layers and random weights.
+"""Tests of the way from an export to a trained adapter, with a model of two layers and random weights.
 
 `make test-train`: the environment of deploy/train/requirements.txt is made under `.clients/train` at the first run
 (about 1.5 GB with a CPU build of torch: set PIP_EXTRA_INDEX_URL to an index that has one, else the build for GPUs
-comes). The rows are written by the code of `local2 export`. The commands of docs/training.md run as they are written
-there, but with this model; a longer training has to make held-out preferred answers likelier, and more so than the
-others. The batch is found by trial, with a stand-in for the memory of a GPU. The status is 1 when something fails.
+comes). The code of `local2 export` writes the rows. The commands of docs/training.md run unchanged except for the
+model. A longer training must make held-out preferred answers likelier, and more so than the others. The trial of the
+batch uses a stand-in for the memory of a GPU. The status is 1 when a check fails.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def rows(method: str) -> list[dict[str, Any]]:
 
 
 def prepared(python: Path, folder: Path, method: str) -> tuple[Path, Path]:
-    """The rows of a method and a model for their words."""
+    """Write the rows of a method and a model for their words; return the paths."""
     data, model = folder / f"{method}.jsonl", folder / f"{method}-model"
     written = rows(method)
     assert not any(row["provenance"]["query_id"] == "0-0" for row in written), "a row without consent"
@@ -107,14 +107,14 @@ def prepared(python: Path, folder: Path, method: str) -> tuple[Path, Path]:
 
 
 def documented(method: str) -> list[str]:
-    """The words of the command that docs/training.md has for a method."""
+    """Return the words of the command for a method in docs/training.md."""
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     (line,) = re.findall(rf"^train/bin/python deploy/train/train.py {method} .*$", page, re.MULTILINE)
     return shlex.split(line)
 
 
 def as_documented(python: Path, folder: Path, method: str) -> list[str]:
-    """What does not hold of the documented command, with the file, the model and the folder of this test."""
+    """Return the failures of the documented command, with the file, the model and the folder of this test."""
     data, model = folder / f"{method}.jsonl", folder / f"{method}-model"
     words = documented(method)
     places = {words[0]: python, words[3]: data, words[words.index("--model") + 1]: model}
@@ -133,7 +133,7 @@ def as_documented(python: Path, folder: Path, method: str) -> list[str]:
 
 
 def trained(python: Path, folder: Path, method: str) -> list[str]:
-    """What does not hold after a training by one method."""
+    """Return the failures of a training by one method."""
     out = folder / method
     data, model = prepared(python, folder, method)
     command = [python, TRAIN / "train.py", method, data, "--model", model, "--out", out]
@@ -157,7 +157,7 @@ def trained(python: Path, folder: Path, method: str) -> list[str]:
 
 
 def batch_by_trial(python: Path, folder: Path, method: str) -> list[str]:
-    """What does not hold of the trial on a device that has room for one row, or for five with checkpointing."""
+    """Return the failures of the trial on a device with room for one row, or for five with checkpointing."""
     command = [python, HERE / "trial.py", folder / f"{method}.jsonl", folder / f"{method}-model", method]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

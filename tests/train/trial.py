@@ -1,7 +1,7 @@
 """Finds the batch by trial, with a stand-in for the figures of a GPU: `trial.py ROWS MODEL METHOD`.
 
-To be run in the environment of deploy/train/requirements.txt. Prints the plan and the tried steps as JSON. Status 1 if
-the trial has changed the model.
+Run it in the environment of deploy/train/requirements.txt. It prints the plan and the tried steps as JSON. The status
+is 1 if the trial has changed the model.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import train
 from batching import OutOfMemory, Plan
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-# Rows of a step for which the device has room, without checkpointing and with it.
+# Rows of a step that the device has room for, without checkpointing and with it.
 ROOM, ROOM_CHECKPOINTING = 1, 5
 
 
 class StandIn:
-    """Makes each step, as on a GPU, and then reports that the larger ones had too little memory."""
+    """Makes each step, as on a GPU, and then raises OutOfMemory for the larger ones."""
 
     def __init__(self) -> None:
         self.tried: list[tuple[int, bool]] = []

@@ -187,25 +187,25 @@ CDI = {"devices": '[{"Source":"cdi","ID":"nvidia.com/gpu=all"}]'}
 @pytest.mark.parametrize(
     ("own", "state", "used", "warning"),
     [
-        # a file for the GPU is missing: the one of this machine is added
+        # A file for the GPU is missing: the script adds the one of this machine.
         ("compose.yaml:compose.small.yaml", {}, "compose.yaml:compose.small.yaml:compose.cpu.yaml", ""),
         ("compose.yaml:compose.small.yaml", RUNTIME, "", ""),
         ("compose.yaml:compose.small.yaml", CDI, "compose.yaml:compose.small.yaml:compose.cdi.yaml", ""),
         ("/srv/compose.yaml:own.yaml", {}, "/srv/compose.yaml:own.yaml:compose.cpu.yaml", ""),
-        # one is named: the list stays as it is
+        # The list names a file for the GPU: it stays unchanged.
         ("compose.yaml:compose.gpu.yaml:compose.small.yaml", {}, "", ""),
         ("compose.yaml:compose.gpu.yaml", RUNTIME, "", ""),
         ("compose.yaml:compose.cpu.yaml", {}, "", ""),
         ("compose.yaml:compose.remote.yaml", {}, "", ""),
         ("compose.yaml:compose.vllm.yaml", RUNTIME, "", ""),
         ("other.yaml", {}, "", ""),
-        # the GPU is left out: said
+        # The GPU is left out: a warning.
         ("compose.yaml:compose.cpu.yaml:own.yaml", RUNTIME, "", "COMPOSE_FILE=compose.yaml:own.yaml"),
         ("compose.yaml:compose.cpu.yaml", CDI, "", "COMPOSE_FILE=compose.yaml:compose.cdi.yaml"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("by_variable", [False, True])
-def test_a_compose_file_of_the_user_gets_the_file_for_the_gpu(
+def test_compose_file_of_the_user_gets_the_gpu_file(
     machine: Path, own: str, state: dict[str, str], used: str, warning: str, by_variable: bool
 ) -> None:
     for name, text in state.items():

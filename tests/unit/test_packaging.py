@@ -312,7 +312,7 @@ def test_the_page_on_containers_names_every_service_with_its_image_and_networks(
 
 
 def config(files: str, profiles: str = "") -> dict[str, dict[str, Any]]:
-    """The services of these compose files, as Compose merges them."""
+    """Return the services of these compose files, merged by Compose."""
     environment = {**os.environ, "COMPOSE_FILE": files, "COMPOSE_PROFILES": profiles}
     environment["LOCAL2_KNOWLEDGE_STORE"] = "bolt://graph:7687"
     merged = subprocess.run(
@@ -324,7 +324,7 @@ def config(files: str, profiles: str = "") -> dict[str, dict[str, Any]]:
 
 
 def gpu_driver(files: str, profiles: str) -> str:
-    """The driver by which the model server of a combination gets its GPU; cpu, or elsewhere without a server."""
+    """Return the GPU driver of a combination's model server; `cpu`, or `elsewhere` without a server."""
     for file, driver in (("vllm", "nvidia"), ("remote", "elsewhere"), ("cpu", "cpu"), ("cdi", "cdi"), ("rocm", "rocm")):
         if f"compose.{file}.yaml" in files and not (file == "remote" and "local-model" in profiles):
             return driver
@@ -333,7 +333,7 @@ def gpu_driver(files: str, profiles: str) -> str:
 
 @pytest.mark.skipif(not compose_is_there(), reason="there is no docker compose here to ask")
 @pytest.mark.parametrize(("files", "profiles"), [(row[0], row[1] if row[1:] else "") for row in COMBINATIONS])
-def test_a_combination_gives_the_model_server_the_gpu_it_names(files: str, profiles: str) -> None:
+def test_combination_of_files_gives_the_model_server_its_gpu(files: str, profiles: str) -> None:
     services, wanted = config(files, profiles), gpu_driver(files, profiles)
     reserved = {
         (name, device["driver"])
@@ -342,12 +342,12 @@ def test_a_combination_gives_the_model_server_the_gpu_it_names(files: str, profi
         if device["capabilities"] == ["gpu"]
     }
     server = "vllm" if "vllm" in files else "ollama"
-    # the profile local-model brings the other server back, with its own reservation
+    # The profile local-model adds the other server, with its own reservation.
     other = {("ollama", "nvidia")} if server == "vllm" and "local-model" in profiles else set()
     assert reserved == ({(server, wanted)} if wanted in ("nvidia", "cdi") else set()) | other
     devices = {device["source"] for device in services.get("ollama", {}).get("devices") or ()}
     assert devices == ({"/dev/kfd", "/dev/dri"} if wanted == "rocm" else set())
-    # the download names a GPU that the model server does not have, and no other
+    # The download warns only about a GPU that the model server does not have.
     given = {service["environment"]["LOCAL2_GPU_GIVEN"] for name, service in services.items() if "pull" in name}
     assert given <= {"" if wanted == "cpu" else "1"}
 

@@ -1,4 +1,4 @@
-"""Which batch a training takes, in which order rows come, and what is printed on the way."""
+"""The batch of a training, the order of its rows, and its progress lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GB = 10**9
 
 
 class Memory:
-    """A device: what a row of a step needs, a quarter of it with checkpointing; the steps that were tried."""
+    """A device. of_a_row: bytes of a row in a step, four times those with checkpointing. tried: the tried steps."""
 
     def __init__(self, of_a_row: int, room: int) -> None:
         self.of_a_row, self.room = of_a_row, room
@@ -102,7 +102,7 @@ def test_batches_have_rows_of_similar_length(rows: int, batch: int) -> None:
     assert order == batching.by_length(lengths, batch, seed=1)
     batches = [[lengths[row] for row in order[start : start + batch]] for start in range(0, rows, batch)]
     for one in batches:
-        # no other row lies between those of a batch
+        # The rows of a batch are neighbours in the order of lengths.
         assert sorted(lengths, reverse=True)[sorted(lengths, reverse=True).index(max(one)) :][: len(one)] == one
     if batches:
         assert max(batches[0]) == max(lengths)
@@ -110,7 +110,7 @@ def test_batches_have_rows_of_similar_length(rows: int, batch: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "least", "kept"), [(9, 1, 9), (9, 2, 8), (10, 2, 10), (8, 2, 8), (1, 2, 0)])
-def test_an_incomplete_batch_below_the_least_is_left_out(rows: int, least: int, kept: int) -> None:
+def test_incomplete_batch_below_the_least_is_left_out(rows: int, least: int, kept: int) -> None:
     assert len(batching.by_length(list(range(rows)), 4, seed=1, least=least)) == kept
 
 

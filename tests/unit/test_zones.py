@@ -1,4 +1,4 @@
-"""Zones by their names, and the local date and time of a moment."""
+"""Time zones by their names, and the local date and time of a moment."""
 
 from __future__ import annotations
 

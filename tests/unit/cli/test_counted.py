@@ -11,7 +11,7 @@ import pytest
 from services.cli.counted import counted
 
 CLI = Path(__file__).resolve().parents[3] / "services" / "cli"
-# An expression that is a number, and a plural behind it, as in `{len(found)} rows`.
+# A numeric expression, and a plural behind it, as in `{len(found)} rows`.
 NUMBER = re.compile(r"\b(len|sum|count|number|total|rounds|days|rows|turns|keys)\b|\[")
 PLURAL = re.compile(r"^ (?!is |was |has |as |needs |does )[a-z]{2,}[^s\W]s\b")
 
@@ -31,7 +31,7 @@ def test_counted_chooses_the_form_of_the_noun(number: int, nouns: tuple[str, ...
     assert counted(number, *nouns) == text
 
 
-def test_no_output_of_the_command_line_has_a_fixed_plural() -> None:
+def test_command_line_output_has_no_fixed_plural() -> None:
     found = []
     for path in sorted(CLI.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

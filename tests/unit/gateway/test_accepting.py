@@ -224,15 +224,15 @@ async def test_idempotency_key_of_a_deleted_query_is_gone(gateway: Gateway) -> N
 
 async def test_expired_idempotency_key_asks_in_the_same_session(gateway: Gateway) -> None:
     origin, ask = Origin(ANN, "k"), Ask("one")
-    forgotten = once_key(QUERY_RECEIVED.stream, origin.once)
+    expired = once_key(QUERY_RECEIVED.stream, origin.once)
     record = await accept(gateway, origin, ask)
-    await gateway.bus.link.call("DEL", record_key(record.query_id), forgotten)
+    await gateway.bus.link.call("DEL", record_key(record.query_id), expired)
     assert await asked_before(gateway, origin, ask) is None
     again = await accept(gateway, origin, ask)
     assert again.query_id != record.query_id
     assert again.session_id == record.session_id
     # somebody took the name that follows from the key
-    await gateway.bus.link.call("DEL", record_key(again.query_id), forgotten, session_key(again.session_id))
+    await gateway.bus.link.call("DEL", record_key(again.query_id), expired, session_key(again.session_id))
     await gateway.sessions.open(again.session_id, "bob", "his")
     third = await accept(gateway, origin, ask)
     assert third.session_id == aside(ANN, record.session_id)

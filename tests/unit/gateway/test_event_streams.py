@@ -323,7 +323,7 @@ async def test_client_leaving_as_its_request_ends_logs_nothing(gateway: Gateway,
     gone: asyncio.Future[None] = loop.create_future()
 
     async def work() -> str:
-        # the gateway is told in the next turn of the loop, when the request has ended
+        # The callback runs in the next tick of the loop, after the end of the request.
         gone.set_result(None)
         if ending == "fails":
             raise ValueError

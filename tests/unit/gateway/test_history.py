@@ -109,7 +109,7 @@ def test_turns_of_a_history_have_their_files() -> None:
     assert [said.attachments for said in sent] == [("f1", "f2"), ()]
     found = change([], sent, 1_700_000_000_000)
     assert [turn.attachments for turn in found.added] == [({"id": "f1"}, {"id": "f2"}), ()]
-    # the same words with other files: nothing changes
+    # The same words with other files change nothing.
     assert not change(found.added, [Said(said.query, said.answer) for said in sent], 1_700_000_000_000)
 
 

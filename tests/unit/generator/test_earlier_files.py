@@ -1,4 +1,4 @@
-"""Files of earlier messages: which form each has, what of them fits, and what the counts of a server teach."""
+"""Files of earlier messages: their forms, the fitting into the context, and learning from a server's counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PDF = {"name": "m.pdf", "type": "application/pdf", "size": 100, "state": "ready"
 
 
 class Kept:
-    """Files at a memory, by id. away: the memory answers nothing. lost: files that go after they were looked up."""
+    """Files at a memory, by id. away: the memory does not answer. lost: a file that is deleted after its look-up."""
 
     def __init__(self, files: dict[str, dict[str, Any]], *, away: bool = False, lost: str = "") -> None:
         self.files, self.away, self.lost = files, away, lost
@@ -83,7 +83,9 @@ def loader(kept: Any, before: dict[str, Form] | None = None, *, sees: bool = Tru
          "a) (end.md; use search_documents to read it"),
     ],
 )  # fmt: skip
-async def test_file_has_the_form_that_fits_it(kept: Kept, said: Any, sees: bool, form: Form, line: str) -> None:
+async def test_earlier_file_gets_the_form_of_its_state(
+    kept: Kept, said: Any, sees: bool, form: Form, line: str
+) -> None:
     earlier = await loader(kept, sees=sees).load([{"id": "f", **said}])
     assert earlier.forms == {"f": form}
     assert earlier.files["f"].line == f"[attached earlier: {line}]"
@@ -97,7 +99,7 @@ async def test_takeover_sends_files_in_the_recorded_form() -> None:
     entry = JournalEntry("1-5", EntryType.ATTACHMENTS, 0, orjson.dumps(first.entry()))
     known = recall([entry]).earlier
     assert known == first.forms == {"f": Form.UNSEEN, "g": Form.TEXT}
-    # the model sees by now, and one file is gone: only what is gone changes
+    # The model sees images now, and one file was deleted: only the deleted file changes its form.
     del kept.files["g"]
     second = await loader(kept, known).load([{"id": "f"}, {"id": "g"}])
     assert second.forms == {"f": Form.UNSEEN, "g": Form.DELETED}
@@ -135,7 +137,7 @@ async def test_clients_history_carries_its_files_in_the_same_forms() -> None:
     [
         ("what is it?", None, ["i"]),
         ("[passages]\n\nwhat  is it?", None, ["i"]),
-        # what the client brings counts
+        # The client's own attachments count.
         ("what is it?", ["other"], ["other"]),
         ("what was it?", None, None),
     ],
@@ -159,7 +161,7 @@ def test_clients_history_gets_the_files_of_a_wordless_turn() -> None:
         assert found.attachments == ["i"]
 
 
-# ── what fits ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── fitting ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
@@ -196,16 +198,16 @@ def test_files_never_push_out_turns(turns: list[tuple[int, int, int]], num_ctx: 
     bare = fit([SYSTEM], lines, current, [], num_ctx)
     assert (fitted.kept, fitted.dropped) == (bare.kept, bare.dropped)
     assert not any("files" in message for message in fitted.messages)
-    # what is added stays below its share, and is counted
+    # Added files stay below their share, and `tokens` counts them.
     assert fitted.tokens <= max(bare.tokens, EARLIER_SHARE * (num_ctx - reserve(num_ctx)))
     assert estimate(fitted.messages) <= fitted.tokens
-    # the newest images are sent, and the others are told of
+    # Every image is either sent or listed as left out.
     sent = [one["name"] for message in fitted.messages for one in message.get("images", ())]
     every = [file for one in history for m in one for file in m.get("files", ()) if file.image]
     assert len(sent) + len(fitted.left_out) == len(every)
 
 
-def test_newest_files_are_sent_first() -> None:
+def test_conversation_without_room_sends_newest_files_first() -> None:
     history = [turn(n, 10, image(n)) for n in range(5)]
     room = 8_000 - reserve(8_000)
     fitted = Conversation([SYSTEM], history).fit([], [], 8_000)
@@ -217,7 +219,7 @@ def test_newest_files_are_sent_first() -> None:
     assert first == "[left out 0]\n\nq0"
 
 
-def test_server_that_takes_no_images_gets_lines() -> None:
+def test_conversation_for_a_blind_server_has_lines() -> None:
     talk = Conversation([SYSTEM], [turn(0, 10, image(0))])
     assert talk.resends_images()
     talk.sees = False
@@ -230,21 +232,21 @@ def test_server_that_takes_no_images_gets_lines() -> None:
 @pytest.mark.parametrize(
     ("rates", "tokens", "images", "expected"),
     [
-        # the ratio is known: the rest of the count is the images'
+        # The ratio is known: the rest of the count belongs to the images.
         (Rates(4.0), 1_512, 2, Rates(4.0, 256)),
         (Rates(4.0), 5_000, 2, Rates(4.0, 2_000)),
-        # bounded: a count from a cache, a file that is larger than any image
+        # The bounds hold: a count from a cache, a file larger than any image.
         (Rates(4.0), 1_010, 2, Rates(4.0, 256)),
         (Rates(4.0), 40_000, 2, Rates(4.0, 4_096)),
-        # nothing is known, and images are most of the prompt: nothing is learnt
+        # The ratio is unknown, and images are most of the prompt: no learning.
         (Rates(), 1_900, 1, Rates()),
-        # nothing is known, and they are a small part of it
+        # The ratio is unknown, and images are a small part of the prompt.
         (Rates(), 5_000, 1, Rates(1.0, 1_000)),
         (Rates(), 1_000, 0, Rates(4.0)),
         (Rates(4.0, 300), None, 2, Rates(4.0, 300)),
     ],
 )
-def test_count_of_a_prompt_teaches_the_tokens_of_an_image(
+def test_measure_with_images_learns_tokens_per_image(
     rates: Rates, tokens: int | None, images: int, expected: Rates
 ) -> None:
     talk = Conversation([], [], rates)

@@ -412,7 +412,7 @@ async def test_refused_images_of_earlier_turns_are_left_out() -> None:
     assert run.model.requests[1].messages[1]["content"].startswith("[unseen]\n\nq0")
     (told,) = run.journal.of(EntryType.CONTEXT_TRUNCATED)
     assert (told["dropped_turns"], told["attachments"]) == (0, [{"id": "f1", "name": "a.png"}])
-    # a refusal for another reason is the question's
+    # A refusal for another reason fails the question.
     refused = Run([ModelRejected("no images here")], [ModelRejected("no such model")], history=history)
     with pytest.raises(ModelRejected, match="no such model"):
         await refused.asks()

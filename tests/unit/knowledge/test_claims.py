@@ -38,7 +38,7 @@ def test_all_that_was_said_is_in_it_and_it_reads_back() -> None:
     )  # fmt: skip
 
 
-# What a person enters without kinds, and the kinds that it gets.
+# Facts that a person enters without kinds, and their implied kinds.
 KINDS_OF = [
     ("Anna", "lives in", "Lyon", "person", "place"),
     ("Eiffel Tower", "is located in", "Paris", "thing", "place"),
@@ -56,7 +56,7 @@ KINDS_OF = [
 
 
 @pytest.mark.parametrize(("subject", "relation", "other", "first", "second"), KINDS_OF)
-def test_relation_tells_the_kinds_that_are_not_given(
+def test_claim_without_kinds_gets_those_of_its_relation(
     subject: str, relation: str, other: str, first: str, second: str
 ) -> None:
     found = made(subject, relation, other, by="person")

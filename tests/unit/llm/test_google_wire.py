@@ -118,8 +118,8 @@ async def test_a_refused_prompt_is_rejected_with_its_reason() -> None:
         await model.aclose()
 
 
-async def test_a_model_that_always_thinks_has_room_for_it() -> None:
-    """A judge's short answer is limited; of a limit that thoughts use up, nothing is left for the answer."""
+async def test_model_that_always_thinks_gets_extra_tokens() -> None:
+    """A judge's short answer has a limit, which thoughts would use up."""
     said = "Budget 0 is invalid. This model only works in thinking mode."
     rules = [{"times": 1, "respond": {"status": 400, "error": said}}, {"respond": {"text": "[RESULT] 4"}}]
     short = replace(ASK, tools=(), think=False, options={"num_predict": 1024})

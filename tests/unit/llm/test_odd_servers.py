@@ -1,7 +1,7 @@
-"""Model servers with rules of their own for a round of tool calls: one row of the table a server.
+"""Model servers with rules of their own for a round of tool calls: one row of the table for each server.
 
-Each server answers the question with a tool call and refuses (HTTP 400) the results, if the message that made the call
-does not come back as its rule says. The rules and the texts of the refusals are those of public reports and documents.
+Each server answers the question with a tool call. It refuses (HTTP 400) the results unless the message with the call
+comes back in the form of its rule. The rules and the refusals are those of public reports and documents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shared.testing.script import Script
 TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 THOUGHT = "I look it up."
 QUESTION = {"role": "user", "content": "hi"}
-# A turn that is over, as a client that keeps the history sends it.
+# A finished turn in a client's own history.
 EARLIER = [
     {"role": "user", "content": "before"},
     {"role": "assistant", "content": "", "tool_calls": [{"id": "call_of_before", "name": "f", "args": {}}]},
@@ -62,9 +62,9 @@ def call(**more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Odd:
-    """A server. insists: its rule. says: how its answer differs from a thought and a call. back: fields of the message
-    as it must come back. absent: fields that it may not have. refusals: requests that it refuses before it is
-    understood. history: a turn with a tool call comes before."""
+    """A server. insists: its rule. says: the difference of its answer from a thought and a call. back: required fields
+    of the returned message. absent: forbidden fields. refusals: the number of refused requests. history: whether a turn
+    with a tool call comes before."""
 
     name: str
     insists: dict[str, Any] | None
@@ -129,7 +129,7 @@ ODD = [
 
 
 def message(deltas: list[Delta]) -> dict[str, Any]:
-    """An answer as it goes back."""
+    """Return an answer in the form of a returned message."""
     called = [delta for delta in deltas if isinstance(delta, ToolCall)]
     finish = deltas[-1]
     assert isinstance(finish, Finish)
@@ -155,7 +155,7 @@ def model_of(server: ScriptedModelServer, backend: Literal["openai", "ollama", "
 
 
 def came_back(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a request that made tool calls."""
+    """Return the messages of a request that have tool calls."""
     parts = [part for content in body.get("contents") or () for part in content["parts"] if "functionCall" in part]
     return parts or [said for said in body["messages"] if said.get("tool_calls")]
 
@@ -168,7 +168,7 @@ async def test_tool_round_comes_back_as_the_server_wants_it(odd: Odd) -> None:
     ask = ChatRequest(model="gemini-3-flash", messages=[*history, QUESTION], tools=[TOOL])
     async with ScriptedModelServer() as server:
         model = model_of(server, odd.backend)
-        # the rule of a question's history is learned with the question
+        # The adapter learns the rule for the history with the question.
         server.set_rules(Script.model_validate({"rules": rules, "insists": odd.insists}))
         said = message([delta async for delta in model.stream(ask)])
         following = replace(ask, messages=[*ask.messages, said, *results(said)])
@@ -185,7 +185,7 @@ async def test_tool_round_comes_back_as_the_server_wants_it(odd: Odd) -> None:
         assert told == [called["id"] for one in sent for called in one["tool_calls"]]
 
 
-async def test_thoughts_that_a_server_never_takes_are_refused_once() -> None:
+async def test_field_that_a_server_demands_and_refuses_fails_once() -> None:
     """The request fails when a server demands a field and refuses it too."""
     insists = {"needs": "reasoning_content", "refuses": ["reasoning_content"], "error": MISSING}
     called = {"role": "assistant", "content": "", "thinking": "", "tool_calls": [{"id": "1", "name": "f", "args": {}}]}
@@ -199,7 +199,7 @@ async def test_thoughts_that_a_server_never_takes_are_refused_once() -> None:
 
 
 async def test_refusal_inside_a_stream_is_learned_from() -> None:
-    """OpenRouter has begun its answer when the server behind it refuses the request."""
+    """OpenRouter begins its answer before its provider refuses the request."""
     fault = {"kind": "error_line", "code": 400, "text": MISSING.replace("<<field>>", "reasoning_content")}
     async with ScriptedModelServer([{"times": 1, "respond": {"fault": fault}}, {"respond": {"text": "ok"}}]) as server:
         model = model_of(server, "openai")
@@ -251,12 +251,12 @@ async def test_answer_begins_without_blank_lines(
         await model.aclose()
     said = [delta.text for delta in deltas if isinstance(delta, TextDelta)]
     assert "".join(said) == text
-    # what a client shows while it comes
+    # The first delta, which a client shows at once.
     assert said[0].strip()
 
 
 async def test_blank_lines_of_a_continued_answer_stay() -> None:
-    """The client gave the beginning of the answer: the blank line stands between it and the rest."""
+    """The client gave the beginning of the answer; a blank line separates it from the rest."""
     begun = [QUESTION, {"role": "assistant", "content": "Dear Ann,"}]
     async with ScriptedModelServer([{"respond": {"text": ["\n\n", "thank you."]}}]) as server:
         model = model_of(server, "openai")

@@ -1,4 +1,4 @@
-"""Schemas of tools as models get them: without references, in the requests of all backends."""
+"""Schemas of tools for models: without references, in the requests of all backends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def colour(reference: str = "#/$defs/colour", **beside: Any) -> dict[str, Any]:
     return {"c": {"$ref": reference, **beside}}
 
 
-# (name, the schema, the same without references, what leads nowhere)
+# (name, the schema, the same without references, the broken references)
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     ("no reference", of({"c": COLOUR}), of({"c": COLOUR}), []),
     ("$defs", of(colour(), **{"$defs": {"colour": COLOUR}}), of({"c": COLOUR}), []),
@@ -88,7 +88,7 @@ VALUES = st.none() | st.booleans() | st.sampled_from(["#", "#/$defs/a", "#/x", "
 
 
 @given(st.recursive(VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner)))
-def test_any_schema_becomes_one_without_references(value: Any) -> None:
+def test_any_schema_loses_its_references(value: Any) -> None:
     plain, _ = without_references({"properties": value, "$defs": {"a": value}})
     again, nowhere = without_references(plain)
     assert (again, nowhere) == (plain, [])
@@ -101,7 +101,7 @@ def test_schema_with_too_many_levels_allows_anything() -> None:
     assert without_references(deep) == ({"type": "object"}, ["more than 100 levels"])
 
 
-def test_values_that_fit_still_fit() -> None:
+def test_schema_without_references_accepts_the_same_values() -> None:
     schema = of({"n": {"$ref": "#/$defs/node"}, **colour()}, **{"$defs": {"node": NODE, "colour": COLOUR}})
     value = {"n": {"next": {"next": {"next": {"next": {}}}}}, "c": "red"}
     for one in (schema, without_references(schema)[0]):
@@ -111,7 +111,7 @@ def test_values_that_fit_still_fit() -> None:
 
 
 @pytest.mark.parametrize("backend", ["ollama", "openai", "google_genai"])
-async def test_no_backend_is_sent_a_reference(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_request_of_each_backend_has_no_reference(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
     parameters = of({**colour(), "d": {"$ref": "#/$defs/gone"}}, **{"$defs": {"colour": COLOUR}})
     tool = {"type": "function", "function": {"name": "files__list", "description": "", "parameters": parameters}}
     async with ScriptedModelServer() as server:
@@ -125,5 +125,5 @@ async def test_no_backend_is_sent_a_reference(backend: Backend, capsys: pytest.C
     assert "$ref" not in sent
     assert "$defs" not in sent
     assert '"d": {}' in sent
-    # once a tool
+    # One log entry for each tool.
     assert capsys.readouterr().err.count("#/$defs/gone") == 2

@@ -234,7 +234,7 @@ def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Libra
     for path in (half, moved := library.fresh()):
         path.write_text("left behind")
     library._blobs.keep(moved, library._owner("ann"), orphan.hash)
-    # as another process that is still receiving it
+    # Another process is still receiving the file.
     with created(fresh := library.fresh()):
         library.tidy(now)
         assert [half.exists(), fresh.exists()] == [False, True]

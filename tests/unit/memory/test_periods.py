@@ -71,7 +71,7 @@ def test_period_is_taken_out_of_the_words() -> None:
     assert rest.split() == ["What", "did", "I", "say", "about", "coffee", "?"]
 
 
-# Zone, the moment of the question, and the length of the day that it calls yesterday.
+# Zone, the moment of the question, and the length of yesterday.
 CHANGES = [
     ("America/Los_Angeles", "2026-03-09T08:00:00-07:00", 23),
     ("America/Los_Angeles", "2026-11-02T08:00:00-08:00", 25),

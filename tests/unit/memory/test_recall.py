@@ -18,7 +18,7 @@ from services.memory.store import Near
 from services.memory.vectors import Vector
 
 USER = "ann"
-# Each engram of these tests has this similarity, unless the test gives another one.
+# The similarity of each engram, unless a test gives another one.
 SIMILAR = 0.15
 
 
@@ -110,7 +110,7 @@ async def test_what_stands_beside_a_hit_is_found_though_neither_search_brings_it
     assert await found(memory, "boat", min_score=0.2, weights={"beside": 0.0}) == [asked]
 
 
-async def test_hidden_answers_stand_beside_nothing(memory: Memory) -> None:
+async def test_hidden_answers_have_no_neighbours(memory: Memory) -> None:
     asked, silent = memory.say("Which boat did you buy?", "Silence.")
     b, told = memory.say("Which boat was it?", "The blue one.", respondent="B")
     later = {one.id: one.later for one in memory.keywords.seen(USER, [asked, silent, b, told], Sought())}
@@ -125,13 +125,13 @@ async def test_log_round_a_hit_has_no_hidden_answer(memory: Memory) -> None:
     assert [one.id for talk in recalled.log for one in talk] == shown
 
 
-async def test_while_words_are_unreadable_no_hidden_answer_is_found(
+async def test_search_without_word_index_finds_no_hidden_answer(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shown,) = memory.say("Which boat did you buy?")
     (hidden,) = memory.say("Which boat did you buy?", respondent="B")
     memory.near = {hidden: 0.9, shown: 0.7}
-    # The catalog is still being read, and the index of the words is being built anew.
+    # The catalog is not complete yet, and memory is rebuilding the word index.
     memory.catalog = Catalog()
 
     async def nothing(*_args: object) -> None:

@@ -93,13 +93,13 @@ def test_all_members_of_a_gzip_body_are_read() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1_000])
-def test_all_frames_of_a_zstd_body_are_read(size: int) -> None:
+def test_body_with_several_zstd_frames_is_read_whole(size: int) -> None:
     skippable = b"\x50\x2a\x4d\x18\x03\0\0\0abc"
     wire = zstd.compress(b"one ") + skippable + zstd.compress(b"two") + b"padding"
     assert fed("zstd", 100, *(wire[at : at + size] for at in range(0, len(wire), size))).data == b"one two"
 
 
-def test_a_flood_of_empty_frames_ends() -> None:
+def test_body_with_a_flood_of_empty_frames_is_refused() -> None:
     with pytest.raises(FetchError, match=r"^fetch error: the page's compression has too many members$"):
         fed("zstd", 100, zstd.compress(b"") * (MAX_MEMBERS + 2))
 

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @dataclass(frozen=True)
 class Case:
-    """A page and what must come of it.
+    """A page and its expected result.
 
-    headers: of the response, as `content_type="…"`. has, lacks: texts in the result. links: all of `data`'s, as text
-    and URL. others: further pages of the site, by path. error: the whole error, a regular expression.
+    headers: of the response, as `content_type="…"`. has, lacks: texts in the result. links: all links in `data`, as
+    text and URL. others: further pages of the site, by path. error: the whole error, a regular expression.
     The page is at /a/page; ORIGIN in a body, a text or a link stands for the site's scheme, host and port.
     """
 

@@ -100,7 +100,7 @@ def test_control_characters_of_a_page_never_reach_the_terminal() -> None:
          "2 oldest turns, images of earlier messages: a.png"),
     ],
 )  # fmt: skip
-def test_what_no_longer_fits_the_context_is_named(data: dict[str, Any], expected: str) -> None:
+def test_answer_view_names_turns_and_images_left_out(data: dict[str, Any], expected: str) -> None:
     text, _ = shown(("1-1", "context.truncated", data))
     assert text == f"· the conversation no longer fits the model's context; left out: {expected}\n"
 

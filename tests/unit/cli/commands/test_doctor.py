@@ -182,7 +182,7 @@ async def test_what_the_running_stack_says_of_its_model_counts(
 
 
 class Stack:
-    """The answers of a gateway that runs, by path; a path that it does not know is a 404."""
+    """The answers of a running gateway, by path; other paths are a 404."""
 
     def __init__(self, json_answer: Callable[..., bytes], **more: Any) -> None:
         self._json = json_answer
@@ -239,12 +239,12 @@ class Stack:
         ),
     ],
 )  # fmt: skip
-async def test_doctor_asks_the_running_stack_first(
+async def test_doctor_with_a_running_stack_reports_its_facts(
     tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes], stack: dict[str, Any], about: str,
     level: str, text: str,
 ) -> None:  # fmt: skip
     loopback_gateway.play = Stack(json_answer, **stack).play
-    # nothing of what this environment names is there
+    # The servers of this environment do not exist.
     here = world(tmp_path, client=loopback_gateway.settings(data_dir=tmp_path), redis_url="redis://127.0.0.1:9/0")
     found = await examine(here)
     (one,) = [finding for finding in found if finding.about == about]

@@ -78,7 +78,7 @@ async def outcome(gateway: Any, *texts: str, named: bool = False) -> tuple[int, 
 async def shown(
     gateway: Any, *texts: str, named: bool = False, out: io.StringIO, err: io.StringIO, as_json: bool = False
 ) -> int:
-    """The exit code of these stories, whose report goes to `out` and whose progress to the terminal or to `err`."""
+    """Run these stories and return the exit code; the report goes to `out`, the progress to a terminal or to `err`."""
     stories = [parse_story(text, "t.yaml", {}) for text in texts]
     async with Api(gateway.settings()) as api:
         output = Output(Terminal(file=out, width=120), Terminal(file=err), verbose=True, as_json=as_json)
@@ -205,7 +205,7 @@ async def test_stories_in_a_pipe_print_each_step_to_standard_error(playing: Any)
 
 
 async def test_stories_at_a_terminal_show_the_step_in_its_line(playing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # as in a terminal, whatever this test itself runs in
+    # The terminal of this test does not matter.
     monkeypatch.setenv("TERM", "xterm")
     screen, err = Screen(), io.StringIO()
     assert await shown(playing, STORY.replace("EXPECTED", "answer"), out=screen, err=err) == 0
@@ -213,7 +213,7 @@ async def test_stories_at_a_terminal_show_the_step_in_its_line(playing: Any, mon
     assert err.getvalue() == ""
 
 
-async def test_a_long_wait_repeats_the_step_with_its_seconds(playing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_of_a_long_wait_shows_its_seconds(playing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = playing.play
 
     async def slow(heard: Any, writer: asyncio.StreamWriter) -> None:
