@@ -118,7 +118,7 @@ export function App({ theme, onTheme, onSignOut }: AppProps) {
   }, [sessions, conversation, report, openSession]);
 
   useEffect(() => void start(), [start]);
-  // before the key is forgotten, which later effects might not be
+  // A layout effect ends before the key is removed; a later effect might not.
   useLayoutEffect(() => () => { conversation.close(); sessions.close(); }, [conversation, sessions]);
 
   useEffect(() => {

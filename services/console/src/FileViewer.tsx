@@ -7,21 +7,21 @@ import { addressOf, releaseAddress } from "./storage";
 import { Dialog } from "./ui/parts";
 import { Icon } from "./ui/icons";
 
-// A very long text would stop the page; the whole of it can be saved.
+// A very long text would block the page; the user can save all of it.
 const MOST_CHARS = 200_000;
-// A picture that only flies by while the user scrolls is not asked for. In ms.
-const LOOKED_AT = 150;
+// Delay before the request for a thumbnail, in ms: pictures that scroll past are not loaded.
+const THUMBNAIL_DELAY = 150;
 
 const Opener = createContext<(file: FileOf) => void>(() => {});
 
 /** Returns the function that opens a file: images and texts in a dialog, PDF in a tab; others are saved. */
 export const useOpenFile = (): ((file: FileOf) => void) => useContext(Opener);
 
-/** Gives what is inside it a way to open files. */
+/** Provides its children with `useOpenFile`, and shows the opened file. */
 export function FileViewer({ onError, children }: { onError(error: unknown): void; children: ReactNode }) {
   const [file, show] = useState<FileOf | null>(null);
   const tabs = useRef(new Set<Window>());
-  // a tab with a PDF belongs to the page that opened it, and to its user
+  // A tab with a PDF closes with the page: the next user must not see it.
   useLayoutEffect(() => {
     const close = () => { for (const tab of tabs.current) tab.close(); };
     addEventListener("pagehide", close);
@@ -30,12 +30,12 @@ export function FileViewer({ onError, children }: { onError(error: unknown): voi
   const open = useCallback((wanted: FileOf) => {
     const kind = kindOf(wanted);
     if (kind === "image" || kind === "text") return show(wanted);
-    // at once: a browser lets a page open tabs only while it handles a click
+    // Open the tab now: a browser lets a page open tabs only while it handles a click.
     const tab = kind === "pdf" ? window.open("", "_blank") : null;
     if (tab) tabs.current.add(tab);
     bytesOf(wanted).then((bytes) => {
       if (!tab) return saveBytes(wanted.name, bytes);
-      // it stays until the user signs out: the tab may be loaded again
+      // The address stays until the user signs out: the user may reload the tab.
       tab.location.replace(addressOf(bytes));
     }, (error: unknown) => { tab?.close(); onError(error); });
   }, [onError]);
@@ -80,7 +80,8 @@ function Whole({ file, onError }: { file: FileOf; onError(error: unknown): void 
   );
 }
 
-/** A file's bytes with an address for them, as long as the component is on the page. `local`: bytes that are here. */
+/** Return a file's bytes and their address, valid while the component is mounted. `local`: the bytes, if the page has
+    them. `wait`: in ms before the request. */
 function useBytes(file: FileOf, local: Blob | null, wait: number): { bytes: Blob | null; address: string; wrong: string } {
   const [state, set] = useState<{ bytes: Blob | null; address: string; wrong: string }>({ bytes: null, address: "", wrong: "" });
   const { id, type } = file;
@@ -110,7 +111,7 @@ function useBytes(file: FileOf, local: Blob | null, wait: number): { bytes: Blob
 
 interface AttachmentProps {
   file: FileOf;
-  /** The bytes, where the page has them. */
+  /** The bytes, if the page has them. */
   local?: Blob | null;
   children?: ReactNode;
 }
@@ -132,7 +133,7 @@ export function Attachment({ file, local = null, children }: AttachmentProps) {
 }
 
 function Thumbnail({ file, local, onOpen, onBroken }: { file: FileOf; local: Blob | null; onOpen: (() => void) | null; onBroken(): void }) {
-  const { address, wrong } = useBytes(file, local, LOOKED_AT);
+  const { address, wrong } = useBytes(file, local, THUMBNAIL_DELAY);
   useEffect(() => { if (wrong) onBroken(); }, [wrong]);
   return (
     <button type="button" className="thumbnail" disabled={!onOpen} title={[file.name, about(file)].filter(Boolean).join("\n")} aria-label={`Show ${file.name}`} onClick={() => onOpen?.()}>

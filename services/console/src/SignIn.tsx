@@ -7,7 +7,7 @@ interface SignInProps {
   onKey(key: string, remember: boolean): Promise<boolean>;
 }
 
-/** The dialog that asks for a key. Nothing is behind it, and nothing but a valid key closes it. */
+/** The sign-in dialog. It has no page behind it, and only a valid key closes it. */
 export function SignIn({ reason, onKey }: SignInProps) {
   const [wrong, setWrong] = useState("");
   const [checking, check] = useState(false);

@@ -65,7 +65,7 @@ async function until(fact: () => unknown): Promise<void> {
   throw new Error(`it did not become so: ${String(fact)}\n${document.body.textContent}`);
 }
 
-/** The page in a document of its own: the modules are loaded anew, as after a reload. */
+/** Render the page with freshly loaded modules, as after a reload. */
 async function visit() {
   await act(async () => root?.unmount());
   vi.resetModules();
@@ -100,7 +100,7 @@ async function enterKey(key: string): Promise<void> {
   await press(button("Sign in"));
 }
 
-/** What must be so after every kind of sign-out. */
+/** Check that no data of the user is left after a sign-out. */
 async function nothingIsLeft(): Promise<void> {
   await until(() => dialog() && document.activeElement?.id === "key");
   expect(shown()).not.toContain(SECRET);
@@ -130,7 +130,7 @@ test.each(WAYS)("sign-out by %s leaves nothing of the user", async (_way, signOu
   await signOut(page);
   await nothingIsLeft();
   expect(localStorage.getItem("local2.theme")).toBe('"dark"');
-  // nor does it come back with the next user
+  // The data does not come back with the next user.
   goodKeys.add("key-of-bob");
   await enterKey("key-of-bob");
   expect(renewed).toBe(1);
@@ -140,7 +140,7 @@ test.each(WAYS)("sign-out by %s leaves nothing of the user", async (_way, signOu
   expect(document.querySelector<HTMLTextAreaElement>("#question")!.value).toBe("");
 });
 
-test("the menu has one item for the key, and the commands have it too", async () => {
+test("the menu has one item for the key: Sign out", async () => {
   await signedIn();
   await press(button("Settings"));
   await until(() => document.querySelector("[role=menuitem]"));
@@ -195,7 +195,7 @@ test.each([["ann", true], ["bob", false]])("a link finds drafts of %s: %s", asyn
   expect([localStorage.getItem("local2.theme"), localStorage.getItem("local2.user")]).toEqual(['"dark"', "ann"]);
 });
 
-test("code that still runs stores nothing and asks nothing after a sign-out", async () => {
+test("code that still runs after a sign-out stores nothing and sends nothing", async () => {
   const { account, storage, http } = await signedIn();
   await act(async () => account.signOut());
   const before = sent.length;
@@ -206,7 +206,7 @@ test("code that still runs stores nothing and asks nothing after a sign-out", as
   expect([stored().includes(SECRET), sent.length, settled]).toEqual([false, before, false]);
 });
 
-test("a chat that was deleted a moment before a sign-out is deleted", async () => {
+test("a sign-out carries out a pending deletion of a chat", async () => {
   const { account } = await signedIn();
   await press(button(`What can be done with: ${SECRET}`));
   await until(() => button("Delete"));
@@ -218,7 +218,7 @@ test("a chat that was deleted a moment before a sign-out is deleted", async () =
   expect([removal.path, removal.key, removal.signal?.aborted ?? false]).toEqual(["sessions/s1", "key-of-ann", false]);
 });
 
-test("addresses of bytes end with the sign-out", async () => {
+test("a sign-out revokes the addresses of bytes", async () => {
   const ended: string[] = [];
   Object.assign(URL, { createObjectURL: () => "blob:one", revokeObjectURL: (address: string) => ended.push(address) });
   const { account, storage } = await signedIn();
@@ -227,7 +227,7 @@ test("addresses of bytes end with the sign-out", async () => {
   expect(ended).toEqual(["blob:one"]);
 });
 
-test("one file alone stores in the browser", () => {
+test("storage.ts alone uses the browser's storage", () => {
   const sources = import.meta.glob<string>("./**/*.{ts,tsx}", { query: "?raw", import: "default", eager: true });
   const users = Object.entries(sources).filter(([name, text]) => !/\.test\.tsx?$/.test(name) && /localStorage|sessionStorage|indexedDB|caches\.|document\.cookie|createObjectURL/.test(text));
   expect(users.map(([name]) => name)).toEqual(["./storage.ts"]);

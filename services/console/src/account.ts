@@ -1,15 +1,15 @@
-// Whose page this is: signing in, and signing out, after which nothing of the user is left.
+// The user of the page: sign-in, and sign-out, which removes all data of the user.
 
 import { flushSync } from "react-dom";
 import { ApiError, endRequests, isGoodKey, redeem, useKey } from "./api/http";
 import { Store } from "./chat/store";
 import { removeUser, storeKey, storedKey, watchOtherTabs } from "./storage";
 
-/** opening: it is being found out. in: `withKey` is false where the server needs no key. out: `reason` is shown. */
+/** opening: not known yet. in: `withKey` is false for a server that needs no key. out: the page shows `reason`. */
 export type Access = { at: "opening" } | { at: "in"; withKey: boolean } | { at: "out"; reason: string };
 
-/** The user of this document. The document of a user who signed out is never used for the next one: signing in again
-    loads the page anew, so that no code and no value of the former user is left in it. */
+/** The user of this document. A sign-in after a sign-out reloads the page: the next user gets a document without code or
+    values of the former user. */
 export class Account extends Store {
   access: Access = { at: "opening" };
   #key = "";
@@ -33,7 +33,7 @@ export class Account extends Store {
     try {
       if (key === "" && !(await isGoodKey(""))) return this.#set({ at: "out", reason: trouble });
     } catch {
-      // the page itself waits for a server that is away
+      // The page itself waits for a server that does not answer.
     }
     this.#enter(key);
   }
@@ -42,17 +42,17 @@ export class Account extends Store {
     this.#stop.abort();
   }
 
-  /** Sign in with a key. Returns whether the key is good. Raises ApiError when the server cannot be asked. */
+  /** Sign in with a key. Return whether the key is valid. Raises ApiError when the server cannot be asked. */
   async signIn(key: string, remember: boolean): Promise<boolean> {
     if (!(await isGoodKey(key))) return false;
     storeKey(key, "", remember);
-    // where storage is switched off, the key lasts as long as the document
+    // Without browser storage the key lasts as long as the document.
     if (this.#used && storedKey() === key) this.renew();
     else this.#enter(key);
     return true;
   }
 
-  /** Remove everything of the user: from the screen, from memory and from the browser, in all tabs. */
+  /** Remove all data of the user from the screen, from memory and from the browser, in all tabs. */
   signOut(reason = ""): void {
     this.#out(reason, true);
   }
@@ -62,7 +62,7 @@ export class Account extends Store {
     this.#used = true;
     useKey(key, () => {
       const now = storedKey();
-      // another tab has signed in with a newer key
+      // Another tab has signed in with a newer key.
       if (now && now !== key) this.renew();
       else this.signOut("This key is not valid.");
     });
@@ -71,7 +71,7 @@ export class Account extends Store {
 
   #out(reason: string, everywhere: boolean): void {
     if (this.access.at === "out") return;
-    // takes the pages away; what they do when they close still has the key
+    // Unmount the pages first: their cleanup still needs the key.
     flushSync(() => this.#set({ at: "out", reason }));
     this.#key = "";
     endRequests();
@@ -80,7 +80,7 @@ export class Account extends Store {
     document.title = "LoCAL2";
   }
 
-  /** Exchange the link's token, which is removed from the address; returns why that failed, "" for no failure. */
+  /** Exchange the link's token for a key, and remove it from the address. Return the error's text, "" without one. */
   async #byLink(): Promise<string> {
     const fragment = new URLSearchParams(location.hash.slice(1));
     const token = tokenOf(location.hash);
@@ -90,7 +90,7 @@ export class Account extends Store {
     history.replaceState(null, "", location.pathname + location.search + (rest ? `#${rest}` : ""));
     try {
       const { key, user_id } = await redeem(token);
-      // the link's key ends after a week by itself
+      // The link's key expires after a week.
       storeKey(key, user_id, true);
       return "";
     } catch (error) {

@@ -86,7 +86,7 @@ it.each([
   ["text/plain; charset=utf-16", "text", "text/plain;charset=utf-8"],
   ["text/markdown", "text", "text/plain;charset=utf-8"],
   ["application/pdf", "pdf", "application/pdf"],
-  // what could run in the page's origin, or is not known
+  // Types that could run in the page's origin, and unknown types.
   ["text/html", "other", "application/octet-stream"],
   ["image/svg+xml", "other", "application/octet-stream"],
   ["application/xhtml+xml", "other", "application/octet-stream"],
@@ -102,12 +102,12 @@ it.each([[0, "0 bytes"], [1, "1 byte"], [999, "999 bytes"], [1_640, "1.6 kB"], [
   expect(sizeOf(bytes)).toBe(words);
 });
 
-it("what is known of a file is told in one line", () => {
+it("the facts about a file are one line", () => {
   expect(about({ id: "a", name: "a", type: "application/pdf", size: 1_200_000, pages: 12 })).toBe("PDF, 12 pages, 1.2 MB");
   expect(about({ id: "a", name: "a" })).toBe("");
 });
 
-it("an image is shown small, and whole on a click; its addresses end with it", async () => {
+it("an image is shown small, and whole on a click; its addresses are revoked", async () => {
   await show({ id: "f", name: "a.png", type: "image/png", size: 5 });
   await until(() => document.querySelector(".thumbnail img"));
   await press(button("Show a.png"));
@@ -118,7 +118,7 @@ it("an image is shown small, and whole on a click; its addresses end with it", a
   root = createRoot(room);
 });
 
-it("a text is shown as text, whatever is in it", async () => {
+it("a text with markup is shown as text", async () => {
   await show({ id: "f", name: "a.txt", type: "text/plain" });
   await press(button("a.txt"));
   await until(() => document.querySelector(".file-text")?.textContent?.includes("<script>"));
@@ -138,7 +138,7 @@ it.each(["text/html", "image/svg+xml", "application/zip"])("a file of type %s is
   click.mockRestore();
 });
 
-it("a PDF is opened in a tab, which is closed with its page", async () => {
+it("a PDF is opened in a tab, which closes with the page", async () => {
   const tab = { location: { replace: vi.fn() }, close: vi.fn() };
   const opened = vi.spyOn(window, "open").mockReturnValue(tab as unknown as Window);
   await show({ id: "f", name: "a.pdf", type: "application/pdf" });
@@ -172,7 +172,7 @@ it("a message may consist of a file alone", async () => {
   expect(asked).toEqual([{ query: "", files: [{ id: "file-notes.txt", name: "notes.txt", type: "text/plain", size: 10, pages: null }] }]);
 });
 
-it("the journal's files keep what the session knows of them", () => {
+it("files of the journal get the session's facts", () => {
   const turn = newTurn("q", { files: [{ id: "f", name: "a.pdf", type: "application/pdf", size: 7, pages: 3, deleted: true }] });
   apply(turn, "claimed", "1-1", { attachments: [{ id: "f", name: "" }, { id: "g", name: "b.png", type: "image/png", size: 5 }] });
   expect(turn.files).toEqual([
@@ -227,7 +227,7 @@ it("the list of files is searched, added to, and a file deleted after a question
   expect(sent.filter(({ method }) => method === "DELETE")).toEqual([{ method: "DELETE", path: "files/file-scan.pdf" }]);
 });
 
-it("a file that is refused says why, until it is left out", async () => {
+it("a refused file shows the reason until it is left out", async () => {
   refused = "an archive is not taken: add the files in it";
   await act(async () => root.render(<FileViewer onError={() => {}}><Files onError={() => {}} /></FileViewer>));
   await pick("input[type=file]", [new File(["x"], "all.zip")]);
@@ -246,7 +246,7 @@ it("the conversation state shows every message as text", async () => {
   expect(document.querySelector(".message b")).toBeNull();
 });
 
-it("the conversation state is asked in the browser's time zone, and says why it cannot be shown", async () => {
+it("the conversation state has the browser's time zone and the reason why messages are missing", async () => {
   const format = vi.spyOn(Intl.DateTimeFormat.prototype, "resolvedOptions").mockReturnValue({ timeZone: "Australia/Sydney" } as Intl.ResolvedDateTimeFormatOptions);
   await act(async () => root.render(<ConversationState open sessionId="away" state="" onClose={() => {}} />));
   await until(() => document.body.textContent?.includes("no generator is there"));

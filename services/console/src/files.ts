@@ -9,25 +9,25 @@ import { counted } from "./words";
 export interface FileOf {
   id: string;
   name: string;
-  /** As the server found it out from the content; "": not known. */
+  /** Detected by the server from the content; "": not known. */
   type?: string;
   /** In bytes; null: not known. */
   size?: number | null;
   /** Of a PDF. */
   pages?: number | null;
-  /** The file was removed: there are no bytes. */
+  /** The file was deleted: it has no bytes. */
   deleted?: boolean;
 }
 
 export type Kind = "image" | "text" | "pdf" | "other";
 
-// Only these types reach the page's origin. None of them can run there; HTML and SVG could, and are saved instead.
+// The page opens only these types, which cannot run in its origin. It saves HTML and SVG, which could.
 const KINDS: Record<string, Kind> = {
   "image/png": "image", "image/jpeg": "image", "image/webp": "image", "image/gif": "image",
   "text/plain": "text", "text/markdown": "text", "application/pdf": "pdf",
 };
 
-/** How a file is opened: `other` is saved. Parameters of the type, such as a charset, do not count. */
+/** Return the way to open a file; `other`: save it. Parameters of the type, such as a charset, do not count. */
 export const kindOf = ({ type = "" }: Pick<FileOf, "type">): Kind => {
   const plain = type.split(";")[0]!.trim().toLowerCase();
   return Object.hasOwn(KINDS, plain) ? KINDS[plain]! : "other";
@@ -62,7 +62,7 @@ export function saveBytes(name: string, bytes: Blob): void {
   setTimeout(() => releaseAddress(address), 10_000);
 }
 
-/** A number of bytes in a unit that fits. */
+/** Return a number of bytes in a suitable unit. */
 export function sizeOf(bytes: number): string {
   const units = ["kB", "MB", "GB"];
   let value = bytes / 1000;
@@ -73,10 +73,10 @@ export function sizeOf(bytes: number): string {
 
 const NAMES: Record<string, string> = { "text/plain": "Text", "text/markdown": "Markdown", "text/html": "HTML", "application/pdf": "PDF", "image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WebP", "image/gif": "GIF" };
 
-/** The type in a word. */
+/** Return the name of a type. */
 export const typeName = (type: string): string => (Object.hasOwn(NAMES, type) ? NAMES[type]! : type || "not known");
 
-/** What is known of a file beside its name: "PDF, 12 pages, 1.2 MB". */
+/** Return a file's facts without its name: "PDF, 12 pages, 1.2 MB". */
 export const about = ({ type, size, pages }: FileOf): string => [
   type && typeName(type), pages && counted(pages, "page"), typeof size === "number" && sizeOf(size),
 ].filter(Boolean).join(", ");

@@ -1,11 +1,11 @@
-// Everything that this page stores in the browser, or keeps alive there by an address, and the one function that removes
-// it. No other file uses the browser's storage or makes `blob:` addresses: a test checks that.
+// All data of this page in the browser's storage or behind `blob:` addresses, and the one function that removes it. A
+// test checks that no other file uses the browser's storage or makes such addresses.
 
 const PREFIX = "local2.";
 const KEY = "key";
 const USER = "user";
 const SIGNED_OUT = "signed-out";
-/** Preferences of the device. Everything else belongs to the user, and is removed when the user signs out. */
+/** Preferences of the device. All other data belongs to the user, and a sign-out removes it. */
 const OF_DEVICE: ReadonlySet<string> = new Set(["theme", "developer"]);
 
 type Place = "sessionStorage" | "localStorage";
@@ -14,15 +14,15 @@ const PLACES: readonly Place[] = ["sessionStorage", "localStorage"];
 let closed = false;
 const addresses = new Set<string>();
 
-/** Return the stored key, "" for none. A key of this tab alone comes before one of the whole browser. */
+/** Return the stored key, "" for none. A key of this tab goes before one of the whole browser. */
 export const storedKey = (): string => read("sessionStorage", KEY) ?? read("localStorage", KEY) ?? "";
 
-/** Store a key. Without `remember` the key, and all that is stored for its user, go when the tab is closed. What another
-    user stored is removed; `user`: the key's user, "" where that is not known. */
+/** Store a key, and remove the data of another user. Without `remember`, the key and its user's data last as long as the
+    tab. `user`: the key's user, "" if not known. */
 export function storeKey(key: string, user: string, remember: boolean): void {
   const same = user !== "" && (read("localStorage", USER) ?? "") === user;
   const target: Place = remember ? "localStorage" : "sessionStorage";
-  // the former key is replaced, not removed: other tabs would take that for a sign-out
+  // Replace the former key without removing it: other tabs would take a removal for a sign-out.
   write(target, KEY, key);
   for (const place of PLACES) remove(place, (name) => (name === KEY ? place !== target : name === USER || (!same && !OF_DEVICE.has(name))));
   if (user) write(target, USER, user);
@@ -38,14 +38,14 @@ export function kept<T>(name: string, otherwise: T): T {
   }
 }
 
-/** Store a value; null and "" remove it. Nothing of a user is stored after the user has signed out. */
+/** Store a value; null and "" remove it. After the sign-out, values of the user are ignored. */
 export function keep(name: string, value: unknown): void {
   if (closed && !OF_DEVICE.has(name)) return;
   if (value === null || value === "") remove(placeOf(name), (one) => one === name);
   else write(placeOf(name), name, JSON.stringify(value));
 }
 
-/** Return an address for the bytes. It ends with `releaseAddress`, or when the user signs out. */
+/** Return an address for the bytes. It is valid until `releaseAddress` or the sign-out. */
 export function addressOf(bytes: Blob): string {
   const address = URL.createObjectURL(bytes);
   if (closed) URL.revokeObjectURL(address);
@@ -58,8 +58,8 @@ export function releaseAddress(address: string): void {
   URL.revokeObjectURL(address);
 }
 
-/** Remove everything of the user from the browser; from now on this page stores nothing of a user. `everywhere`: the other tabs
-    sign out too; else another tab did, and the key may already be the next user's. */
+/** Remove all data of the user from the browser; from now on this page stores none. `everywhere`: sign out the other tabs
+    too; false: another tab has signed out, and the stored key may already be the next user's. */
 export function removeUser(everywhere: boolean): void {
   closed = true;
   for (const address of [...addresses]) releaseAddress(address);
@@ -67,7 +67,7 @@ export function removeUser(everywhere: boolean): void {
   remove("sessionStorage", ofUser);
   remove("localStorage", (name) => ofUser(name) && (everywhere || (name !== KEY && name !== USER)));
   if (!everywhere) return;
-  // other tabs get an event for a change of localStorage, and for nothing else
+  // Only a change of localStorage sends an event to other tabs.
   write("localStorage", SIGNED_OUT, String(Date.now()));
   remove("localStorage", (name) => name === SIGNED_OUT);
 }
@@ -79,7 +79,7 @@ interface Elsewhere {
   onSignIn(): void;
 }
 
-/** Watch what other tabs do with the stored key. `used`: the key that this page uses now, "" for none. */
+/** Watch other tabs' changes of the stored key. `used`: returns the key of this page, "" for none. */
 export function watchOtherTabs(used: () => string, signal: AbortSignal, { onSignOut, onSignIn }: Elsewhere): void {
   const compare = () => {
     const now = storedKey();
@@ -91,16 +91,16 @@ export function watchOtherTabs(used: () => string, signal: AbortSignal, { onSign
     if (name === PREFIX + SIGNED_OUT && newValue !== null) onSignOut();
     else if (name === PREFIX + KEY || name === null) compare();
   }, { signal });
-  // a page that comes back from the browser's cache has missed the events
+  // A page from the browser's back/forward cache has missed the events.
   addEventListener("pageshow", (event) => { if (event.persisted) compare(); }, { signal });
 }
 
-/** What a user stores lies beside the key: a key of one tab leaves nothing behind in the browser. */
+/** Return the place of a value. A user's values are in the same storage as the key: a key of one tab leaves no data. */
 function placeOf(name: string): Place {
   return !OF_DEVICE.has(name) && read("sessionStorage", KEY) !== null ? "sessionStorage" : "localStorage";
 }
 
-// Storage may be switched off or full; then everything lasts as long as the page.
+// Storage may be switched off or full; then the data lasts as long as the page.
 function read(place: Place, name: string): string | null {
   try {
     return window[place].getItem(PREFIX + name);

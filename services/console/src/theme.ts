@@ -4,7 +4,7 @@ import { keep, kept } from "./storage";
 export const THEMES = ["auto", "light", "dark"] as const;
 export type Theme = (typeof THEMES)[number];
 
-/** The colours of the page: a preference of the device, which stays when its user signs out. */
+/** Return the colours of the page and their setter: a preference of the device, which survives a sign-out. */
 export function useTheme(): [Theme, (theme: Theme) => void] {
   const [theme, setTheme] = useState<Theme>(() => kept<Theme>("theme", "auto"));
   useEffect(() => {

@@ -13,7 +13,7 @@ it.each([
 
 it("no other file chooses between singular and plural by itself", () => {
   const sources = import.meta.glob<string>("./**/*.{ts,tsx}", { query: "?raw", import: "default", eager: true });
-  // a number in front of a noun with an s, in a text that is put together
+  // A number in front of a plural noun, in a template string.
   const byHand = /\$\{[^{}]+\} (?:rows|turns|tokens|messages|files|days|pages|facts|names|replicas|personas|characters|conversations|settings|tools|stars|memories)\b/;
   const found = Object.entries(sources).filter(([name, text]) => !/\.test\.tsx?$/.test(name) && byHand.test(text));
   expect(found.map(([name]) => name)).toEqual([]);

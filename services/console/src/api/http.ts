@@ -4,7 +4,7 @@ import type { Readiness } from "./types";
 
 let key = "";
 let onRefusedKey = () => {};
-/** Ends what is on its way when the user signs out; null: the user signed out. */
+/** Aborts open requests at the sign-out; null: the user has signed out. */
 let page: AbortController | null = new AbortController();
 
 /** The API refused or could not be reached. `status` is 0 when nothing answered. */
@@ -24,24 +24,24 @@ export class ApiError extends Error {
   }
 }
 
-/** Use a key for all requests from now on; "" for none. `onRefused`: the server refuses the key. */
+/** Use a key for all requests from now on; "" for none. `onRefused`: called when the server refuses the key. */
 export function useKey(value: string, onRefused: () => void): void {
   key = value;
   onRefusedKey = onRefused;
   page = new AbortController();
 }
 
-/** Stop all requests and streams, and forget the key. Requests of code that still runs are never answered. */
+/** Abort all requests and streams, and remove the key. Later requests never settle. */
 export function endRequests(): void {
   key = "";
   onRefusedKey = () => {};
-  // kept no longer: the reason of an abortion keeps what was on the stack, which is the former user's
+  // Drop the controller first: the reason of an abort refers to the stack with the former user's data.
   const ending = page;
   page = null;
   ending?.abort();
 }
 
-/** Whether a key is good. Raises ApiError when the server cannot be asked. */
+/** Return whether a key is valid. Raises ApiError when the server cannot be asked. */
 export async function isGoodKey(value: string): Promise<boolean> {
   try {
     await send("GET", "sessions?limit=1", { headers: value ? { Authorization: `Bearer ${value}` } : {} });
@@ -66,11 +66,11 @@ interface Asked {
 
 /** The response of a request that succeeded. A body that is a Blob is sent as it is. Raises ApiError. */
 export async function request(method: string, path: string, { headers = {}, signal, ...rest }: Asked = {}): Promise<Response> {
-  // no key, and not the next user's, is used for what the former user began
+  // Code of the former user must not send requests.
   if (!page) return new Promise(() => {});
   const { signal: signedOut } = page;
   const sent = key ? { ...headers, Authorization: `Bearer ${key}` } : headers;
-  // a request that outlives the page outlives the sign-out, too
+  // A `keepalive` request outlives the sign-out, too.
   const ending = rest.keepalive ? signal : signal ? AbortSignal.any([signal, signedOut]) : signedOut;
   try {
     return await send(method, path, { ...rest, headers: sent, signal: ending });

@@ -36,12 +36,12 @@ interface ComposerProps {
 let count = 0;
 
 interface Attached extends FileOf {
-  /** Tells it from the others here. */
+  /** Unique on this page. */
   key: number;
-  /** "" while it is added. */
+  /** "" during the upload. */
   id: string;
   trouble: string;
-  /** The bytes, where they come from this page. */
+  /** The bytes, if they come from this page. */
   local: Blob | null;
 }
 
@@ -53,7 +53,7 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
   const field = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
   const loading = files.some((file) => !file.id && !file.trouble);
-  // a message may consist of files alone
+  // A message may consist of files alone.
   const empty = !text.trim() && !files.some((file) => file.id);
 
   useImperativeHandle(ref, () => ({

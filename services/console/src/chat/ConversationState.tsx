@@ -1,4 +1,4 @@
-// The messages array of a chat: what the model sees before the next question.
+// The messages array of a chat, as the model gets it before the next question.
 
 import { useEffect, useState } from "react";
 import { call } from "../api/http";
@@ -16,7 +16,7 @@ const ROLES: Record<Message["role"], string> = { system: "System", user: "User",
 interface ConversationStateProps {
   open: boolean;
   sessionId: string;
-  /** Changes when the conversation does. */
+  /** Changes with the conversation. */
   state: string;
   onClose(): void;
 }
@@ -40,7 +40,7 @@ export function ConversationState({ open, sessionId, state, onClose }: Conversat
   return (
     <Dialog open={open} onClose={onClose} title="Conversation state" wide>
       <div className="row">
-        <p className="dim">{messages ? counted(messages.length, "message") : "Messages"} as the model gets them before your next question, without its thinking.</p>
+        <p className="dim">{messages ? counted(messages.length, "message") : "Messages"} as the model gets them before your next question, without thinking.</p>
         <span className="spring" />
         {messages && messages.length > 0 && <CopyButton text={JSON.stringify(messages, null, 2)} label="Copy the messages as JSON" />}
       </div>

@@ -77,7 +77,7 @@ it("of an answer of which nothing is kept no more is shown than is known, and th
 it.each([
   ["Australia/Sydney", ["Australia/Sydney"]],
   ["Mars/Olympus_Mons", ["Mars/Olympus_Mons", null]],
-])("a question carries the browser's time zone, and is asked without one that is unknown: %s", async (zone, sent) => {
+])("a question has the browser's time zone, unless the server does not know it: %s", async (zone, sent) => {
   const bodies: string[] = [];
   vi.stubGlobal("fetch", (path: string, { body }: RequestInit = {}) => {
     if (path.startsWith("query?")) bodies.push(String(body));

@@ -245,7 +245,7 @@ export class Conversation extends Store {
     this.turns = [...this.turns, store];
     this.#told();
     try {
-      // without the field a question that replaces another one has the files of that one
+      // Without the field, a question that replaces another one gets the files of the replaced one.
       const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}), ...(replaced ? { instead_of: replaced.turn.queryId } : {}), ...(files.length || replaced ? { attachments: files.map(({ id }) => id) } : {}) };
       const accepted = await inZone((zone) => accept({ ...body, time_zone: zone }, (text) => this.#say(text), signal));
       turn.queryId = accepted.query_id;
@@ -399,7 +399,7 @@ export class Conversation extends Store {
     }
   }
 
-  /** A question's files that are still there, also of a turn of which no more than its words is here. */
+  /** Return a question's existing files, also for a turn whose journal is not loaded. */
   async filesOf(turn: Turn): Promise<readonly FileOf[]> {
     const store = this.turns.find((one) => one.turn === turn);
     if (store && turn.detail === "none" && isOver(turn) && turn.queryId) await this.#read(store);

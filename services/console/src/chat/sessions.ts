@@ -52,7 +52,7 @@ export class SessionList extends Store {
 
   #atEnd = (): void => void this.#leave(true);
 
-  /** Delete now what would be deleted in a moment, and stop. */
+  /** Carry out pending deletions at once, and stop. */
   close(): void {
     removeEventListener("pagehide", this.#atEnd);
     this.#atEnd();

@@ -163,13 +163,13 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
   }
 }
 
-/** A file of the journal, with what is known of it from the session: the journal does not say that it was deleted. */
+/** Return a file of the journal with the session's facts about it: the journal does not record a deletion. */
 function filled(file: components["schemas"]["Attached"], known: readonly FileOf[]): FileOf {
   const before = known.find((one) => one.id === file.id);
   return { ...file, name: file.name || before?.name || "a file", type: file.type || before?.type || "", size: file.size ?? before?.size ?? null, pages: file.pages ?? before?.pages ?? null, deleted: before?.deleted ?? false };
 }
 
-/** What of the conversation the model does not get any more, as sentences. */
+/** Return sentences about turns and images that the model no longer gets. */
 function leftOut({ dropped_turns, kept_turns, attachments = [] }: components["schemas"]["Truncated"]): string[] {
   return [
     dropped_turns ? `The oldest turns no longer fit the model's context: ${counted(dropped_turns, "turn")} left out, ${kept_turns} kept.` : "",
@@ -177,7 +177,7 @@ function leftOut({ dropped_turns, kept_turns, attachments = [] }: components["sc
   ].filter(Boolean);
 }
 
-/** Which files of earlier messages the model does not get, as sentences; documents that it can search are no loss. */
+/** Return sentences about files of earlier messages that the model does not get; it can search documents. */
 function notSent({ files }: components["schemas"]["FilesSent"]): string[] {
   const of = (form: string) => files.filter(({ sent }) => sent === form);
   const told = (form: string, text: string) => (of(form).length ? `${text}: ${namesOf(of(form))}.` : "");

@@ -25,7 +25,7 @@ const SERIES: readonly Series[] = [
   { key: "work_waiting", name: "Work waiting", unit: "messages", about: "Not yet read, over all participants" },
   { key: "in_flight", name: "In flight", unit: "", about: "What all replicas work at now" },
   { key: "requests", name: "Requests", unit: "a minute", about: "HTTP requests to this gateway" },
-  { key: "errors", name: "Errors", unit: "a minute", about: "Answers of 500 and more, but for those of /ready" },
+  { key: "errors", name: "Errors", unit: "a minute", about: "Answers of 500 and more, except those of /ready" },
   { key: "streams", name: "Open streams", unit: "", about: "Browsers and clients that listen" },
   { key: "dead_letters", name: "Dead letters", unit: "", about: "Messages that nobody could handle" },
   { key: "redis_bytes", name: "Redis' memory", unit: "MB", about: "Used by everything that is kept there", scale: 1_000_000 },

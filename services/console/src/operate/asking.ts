@@ -60,7 +60,7 @@ export function useAsked<T>(path: string | null, every = 0): Asked<T> {
 
 export const usePolled = <T,>(path: string): Asked<T> => useAsked<T>(path, INTERVAL);
 
-/** Whether a respondent B runs; null: not known. */
+/** Return whether a respondent B runs; null: not known. */
 export function useRespondentB(): boolean | null {
   const { found } = useAsked<Shapes["ParticipantList"]>("participants", RARELY);
   return found && found.participants.some(({ name, replicas }) => name === "respondent-b" && replicas.length > 0);

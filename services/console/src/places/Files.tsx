@@ -1,4 +1,4 @@
-// The user's files: a list that can be searched, added to, and removed from.
+// The page of the user's files: list, search, add and delete.
 
 import { useCallback, useEffect, useRef, useState } from "react";
 import { sleep } from "../api/events";
@@ -15,12 +15,12 @@ import { counted } from "../words";
 import "../operate/operate.css";
 
 const PAGE = 100;
-// While a file is being read, its state is asked for again. In ms.
+// Interval in ms between requests while the server reads a file.
 const READING = 1_500;
-// Between a letter of the search and its request, in ms.
+// Delay in ms between a key press in the search field and the request.
 const TYPING = 200;
 
-/** A file that is on its way, or was refused. */
+/** A file during its upload, or a refused one. */
 interface Incoming {
   key: number;
   name: string;
@@ -47,7 +47,7 @@ export default function Files({ onError }: { onError(error: unknown): void }) {
     const own = (asked.current += 1);
     try {
       const page = await call<components["schemas"]["FileList"]>("GET", `files?limit=${many}&search=${encodeURIComponent(words.trim())}${after === null ? "" : `&cursor=${after}`}`);
-      // a later search, or another page, was asked for meanwhile
+      // A later search or another page has replaced this request.
       if (own !== asked.current) return;
       setFiles((known) => (after === null ? page.files : [...(known ?? []), ...page.files]));
       setTotal(page.total);

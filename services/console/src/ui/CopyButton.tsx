@@ -2,7 +2,7 @@ import { useState } from "react";
 import { copied } from "../markdown/dress";
 import { IconButton } from "./parts";
 
-/** Copies a text, and says so. */
+/** A button that copies a text and shows the result. */
 export function CopyButton({ text, label }: { text: string; label: string }) {
   const [done, setDone] = useState("");
   return (
