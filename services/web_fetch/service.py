@@ -23,6 +23,8 @@ from shared.reading.lines import one_line, without_controls
 
 # Characters of the URL of a refresh in a note: a `javascript:` URL may be a whole program.
 MAX_SHOWN_URL = 200
+# The list of links has at most this many times `max_chars` characters: by default 100 links of 90 characters each.
+LINKS_FACTOR = 3
 
 
 class WebFetch(BaseModel):
@@ -57,7 +59,12 @@ class WebFetchSettings(Settings):
         "allowed_private_hosts",
     }
 
-    max_chars: int = Field(default=3_000, ge=1, le=1_000_000, description="Characters of text given to the model")
+    max_chars: int = Field(
+        default=3_000,
+        ge=1,
+        le=1_000_000,
+        description="Characters of text given to the model; a list of links has at most three times as many",
+    )
     timeout: float = Field(default=15.0, gt=0, le=300, description="Seconds for the whole fetch, extraction included")
     user_agent: str = Field(
         default="LoCAL2/1.0 (research agent)",
@@ -130,17 +137,18 @@ class Fetcher:
             if found is None:
                 raise
         else:
-            return render(args, page, reading)
-        return render(args, *found, not_followed=error)
+            return render(args, page, reading, self.max_chars)
+        return render(args, *found, self.max_chars, not_followed=error)
 
     async def _read(self, page: Page, offset: int) -> Reading:
         # The other half of the time is for fetching the page.
         return await self.reader.read(page, offset, self.max_chars, self.timeout / 2)
 
 
-def render(args: WebFetch, page: Page, reading: Reading, not_followed: str = "") -> ToolResult:
+def render(args: WebFetch, page: Page, reading: Reading, max_chars: int, not_followed: str = "") -> ToolResult:
     """Return the tool's result: exactly the agreed text. The caller marks it as untrusted before a model reads it.
 
+    max_chars: bounds the list of links, which has at most LINKS_FACTOR times as many characters.
     not_followed: why the page's refresh was not followed, or "".
     """
     left = reading.chars - reading.after
@@ -161,8 +169,7 @@ def render(args: WebFetch, page: Page, reading: Reading, not_followed: str = "")
         notes.append(f"the page sends its reader on to {shown}, which was not followed: {not_followed}")
     lines = [f"URL: {args.url}", "Extracted text:", text, *([f"[{'; '.join(notes)}]"] if notes else ())]
     if args.links:
-        listed = [f"- {link['text']}: {link['url']}" for link in reading.links]
-        lines += ["Links:", *listed] if listed else ["[the page's text has no links]"]
+        lines += _listed(reading.links, LINKS_FACTOR * max_chars)
     data = {
         "url": args.url,
         "final_url": str(page.url),
@@ -177,6 +184,26 @@ def render(args: WebFetch, page: Page, reading: Reading, not_followed: str = "")
         "links": reading.links,
     }
     return ToolResult("\n".join(lines), data)
+
+
+def _listed(links: list[dict[str, str]], max_chars: int) -> list[str]:
+    """Return the lines of the list of links.
+
+    max_chars: bounds the lines with a link, line ends included; a last line counts the links left out.
+    """
+    if not links:
+        return ["[the page's text has no links]"]
+    lines = ["Links:"]
+    left = max_chars
+    for at, link in enumerate(links):
+        line = f"- {link['text']}: {link['url']}"
+        left -= len(line) + 1
+        if left < 0:
+            more = len(links) - at
+            lines.append(f"[{more} more {'link is' if more == 1 else 'links are'} in data.links]")
+            break
+        lines.append(line)
+    return lines
 
 
 @asynccontextmanager

@@ -490,6 +490,30 @@ async def test_links_are_listed_behind_the_text_when_asked(site: Any, reply: Any
     assert (await run(WebFetch(url=site.url(), links=True))).text.endswith("\n[the page's text has no links]")
 
 
+@pytest.mark.parametrize(
+    ("letters", "max_chars", "listed", "end"),
+    [
+        (900, 3_000, 9, "[91 more links are in data.links]"),
+        (900, 200, 0, "[100 more links are in data.links]"),
+        (60, 2_950, 99, "[1 more link is in data.links]"),
+        (50, 3_000, 100, ""),
+    ],
+    ids=["long addresses", "address longer than the list", "one link too many", "usual addresses"],
+)
+async def test_links_listed_are_bounded_by_max_chars(
+    letters: int, max_chars: int, listed: int, end: str, site: Any, reply: Any, fetcher: Any
+) -> None:
+    items = [f"<li><a href='http://s.example/{n:x<{letters}}'>Boat {n:02}</a></li>" for n in range(100)]
+    site.replies["/"] = reply(f"<ul>{''.join(items)}</ul>")
+    run = fetcher([f"127.0.0.1:{site.port}"], max_chars=max_chars)
+    result = await run(WebFetch(url=site.url(), links=True))
+    lines = [f"- {link['text']}: {link['url']}" for link in result.data["links"]]
+    assert len(lines) == 100
+    below = result.text.partition("\nLinks:\n")[2]
+    assert below.split("\n") == [*lines[:listed], *([end] if end else [])]
+    assert len(below.removesuffix(end)) <= 3 * max_chars
+
+
 async def test_pdf_is_read_part_by_part(site: Any, reply: Any, fetcher: Any) -> None:
     pages = [f"Page {n} tells of the lock. " * 20 for n in range(5)]
     site.replies["/"] = reply(pdf(pages, "On locks"), content_type="application/pdf")
