@@ -29,11 +29,15 @@ from services.cli.terminal import Terminal
 from services.cli.times import ago
 from services.cli.typed import typed
 from shared.errors import Local2Error
+from shared.zones import machine_zone
 
 INTERRUPTED = 130
 # Seconds after which it is said why nothing comes, where the stack knows.
 QUIET = 5.0
 HELP = "/new starts another conversation · /sessions lists them · /committee [names] [rounds] · /quit leaves"
+# Names of the zone that machines without a place have.
+_UTC = frozenset({"UTC", "Etc/UTC", "UCT", "Etc/UCT", "Universal", "Etc/Universal", "Zulu", "Etc/Zulu",
+                  "GMT", "Etc/GMT", "Greenwich", "Etc/Greenwich"})  # fmt: skip
 # In the place of names: whoever the generator's settings name.
 ACTIVE = "active"
 
@@ -86,7 +90,7 @@ async def ask(
         errors.print(f"local2: no answer yet ({said}); the question waits. What to do: {typed('doctor')}")
 
     stream = QueryStream(api, on_resume=lambda what: view.note(f"· {what}"))
-    body: dict[str, Any] = {"query": query, **({"session_id": session} if session else {})}
+    body: dict[str, Any] = {"query": query, **({"session_id": session} if session else {}), **_time_zone()}
     if committee is not None:
         body.update(committee.fields())
     try:
@@ -109,6 +113,15 @@ async def ask(
     if as_json:
         _emit({"query_id": stream.query_id, "session_id": stream.session_id, **outcome.data})
     return 0
+
+
+def _time_zone() -> dict[str, str]:
+    """Return the field of a query's body for this machine's zone.
+
+    It is empty for UTC, which is the zone of most containers: the zone of the key or of the deployment is then better.
+    """
+    zone = machine_zone()
+    return {"time_zone": zone} if zone and zone not in _UTC else {}
 
 
 async def _watch(

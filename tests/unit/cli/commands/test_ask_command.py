@@ -21,23 +21,24 @@ from services.cli.terminal import Terminal
 ROOT = str(Path(__file__).parents[4])
 
 
-async def start(gateway: Any, *args: str) -> asyncio.subprocess.Process:
+async def start(gateway: Any, *args: str, zone: str = "UTC") -> asyncio.subprocess.Process:
     """The command, with something to be typed into it."""
     env = {
         **os.environ,
         "PYTHONPATH": ROOT,
         "LOCAL2_API_URL": f"http://127.0.0.1:{gateway.port}",
         "LOCAL2_API_KEY": "k",
+        "TZ": zone,
     }
     command = [sys.executable, "-m", "services.cli", *args]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*command, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
-async def run(gateway: Any, *args: str) -> tuple[int | None, str, str]:
-    process = await start(gateway, *args)
+async def run(gateway: Any, *args: str, zone: str = "UTC", typed: bytes = b"") -> tuple[int | None, str, str]:
+    process = await start(gateway, *args, zone=zone)
     async with asyncio.timeout(30):
-        out, err = await process.communicate()
+        out, err = await process.communicate(typed)
     return process.returncode, out.decode(), err.decode()
 
 
@@ -60,6 +61,24 @@ async def test_an_answer_is_printed_and_the_status_is_0(streaming: Any) -> None:
     streaming.events = [("answer", {"text": "Paris"}), ("completed", {"answer": "Paris", "model": "m"})]
     assert await run(streaming, "ask", "capital?", "--session", "sess") == (0, "Paris\n", "")
     assert json.loads(streaming.requests[0].body) == {"query": "capital?", "session_id": "sess"}
+
+
+@pytest.mark.parametrize(
+    ("zone", "sent"),
+    [
+        ("Asia/Tokyo", "Asia/Tokyo"),
+        (":Europe/Berlin", "Europe/Berlin"),
+        ("UTC", None),
+        ("Etc/UTC", None),
+        ("GMT", None),
+        ("Mars/Olympus", None),
+    ],
+)
+async def test_question_has_the_zone_of_the_machine(streaming: Any, zone: str, sent: str | None) -> None:
+    streaming.events = [("completed", {"answer": "Noon.", "model": "m"})]
+    assert await run(streaming, "ask", "what time is it?", zone=zone) == (0, "Noon.\n", "")
+    assert (await run(streaming, "chat", zone=zone, typed=b"what time is it?\n/quit\n"))[0] == 0
+    assert [json.loads(request.body).get("time_zone") for request in streaming.requests] == [sent, sent]
 
 
 async def test_a_committee_is_asked_by_its_names_and_rounds(streaming: Any) -> None:
@@ -162,7 +181,7 @@ async def test_a_second_ctrl_c_leaves_without_waiting(
 async def test_a_chat_keeps_its_session_until_new_and_ends_with_quit(streaming: Any) -> None:
     streaming.events = [("answer", {"text": "Hello."}), ("completed", {"answer": "Hello."})]
     url = f"http://127.0.0.1:{streaming.port}"
-    env = {**os.environ, "PYTHONPATH": ROOT, "LOCAL2_API_URL": url, "LOCAL2_API_KEY": "k"}
+    env = {**os.environ, "PYTHONPATH": ROOT, "LOCAL2_API_URL": url, "LOCAL2_API_KEY": "k", "TZ": "UTC"}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.cli", "chat"), env=env, stdin=pipe, stdout=pipe, stderr=pipe
