@@ -39,6 +39,8 @@ log = get_logger()
 # either to be a hit at all; measured with `make eval-documents`.
 WORDS = 0.5
 LEAST_WORDS = 0.25
+# The least cosine similarity with all-MiniLM: passages are longer than engrams, so a short question fits them less.
+LEAST_SIMILARITY_MINILM = 0.2
 # Candidates of each of the two searches for one place in the result.
 _PER_PLACE = 6
 _LEASE_SECONDS = 30
@@ -354,7 +356,7 @@ class Documents:
         most = limit or self.settings.n_results
         vector = await self._embedder.query(query) if query.strip() else None
         passages = await asyncio.to_thread(self.library.search, user_id, query, vector, most * _PER_PLACE, only)
-        fitting = ranked(passages, min_score_for(self._embedder.using))
+        fitting = ranked(passages, least_similarity_for(self._embedder.using))
         return (fitting if only is None else filled(fitting, passages))[:most]
 
     async def open(self, user_id: str, id: str, *, text: bool, wait: float) -> tuple[File, str] | None:
@@ -376,6 +378,11 @@ class Documents:
 def embedded(bare: Bare) -> str:
     """What is embedded of a chunk: where it stands says what it is about."""
     return "\n".join(part for part in (bare.title, bare.chunk.place, bare.chunk.text) if part)
+
+
+def least_similarity_for(embedding_model: str) -> float:
+    """Return the least similarity of a fitting passage for an embedding model, by the model's name."""
+    return LEAST_SIMILARITY_MINILM if "minilm" in embedding_model.lower() else min_score_for(embedding_model)
 
 
 def ranked(passages: Iterable[Passage], least: float) -> list[Found]:

@@ -17,6 +17,9 @@ from services.memory.vectors import Vector
 
 # Words of a query that are looked up.
 _MAX_WORDS = 32
+# Rarity counts as in a library of at least so many passages: in a smaller one, a word that is there would weigh little
+# beside a word that is nowhere.
+_MIN_TOTAL = 20
 
 State = Literal["reading", "ready", "failed"]
 
@@ -112,7 +115,8 @@ def passages(
 
 
 def _rarity(db: sqlite3.Connection, words: Sequence[str]) -> dict[str, float]:
-    (total,) = db.execute("SELECT count(*) FROM chunk").fetchone()
+    (count,) = db.execute("SELECT count(*) FROM chunk").fetchone()
+    total = max(count, _MIN_TOTAL)
     sql = "SELECT count(*) FROM said WHERE said MATCH ?"
     counts = {word: db.execute(sql, (f'"{word}"',)).fetchone()[0] for word in words}
     return {word: math.log(1 + (total - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
