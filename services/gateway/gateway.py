@@ -31,7 +31,7 @@ from shared.records.sessions import Sessions
 R = TypeVar("R")
 
 _BACKLOG_SECONDS = 0.25
-# Direct tool calls of one user that may be in progress at one gateway: as many as one message of a model may have.
+# The most direct tool calls of one user in progress at one gateway: as many as one message of a model may have.
 MOST_CALLS = 16
 # What a Redis says that does not take a connection's user or password.
 _NOT_LET_IN = ("WRONGPASS", "NOAUTH", "NOPERM")
@@ -174,7 +174,7 @@ class Gateway:
 
     @contextlib.contextmanager
     def tool_call(self, user_id: str) -> Iterator[None]:
-        """Count a direct tool call as in progress, as long as the block. Raises ApiError 429 above MOST_CALLS."""
+        """Count a direct tool call as in progress during the block. Raises ApiError 429 above MOST_CALLS."""
         if self._calls[user_id] >= MOST_CALLS:
             raise ApiError(
                 429,

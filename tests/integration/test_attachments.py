@@ -178,7 +178,7 @@ async def test_openai_message_of_a_file_alone_is_answered(site: House) -> None:
         ("Where did the zebra sleep?", "Chapter 40 "),
     ],
 )
-async def test_long_text_is_never_shown_as_nothing(site: House, query: str, leads: str) -> None:
+async def test_long_attachment_always_shows_passages(site: House, query: str, leads: str) -> None:
     async with user(site, f"roz{len(query)}") as roz:
         lines = [f"Chapter {n} {'zebra' if n == 40 else 'horse'} walked to town {n}, slowly. " * 30 for n in range(80)]
         story = await added(roz, "\n\n".join(lines).encode(), "story.txt")
