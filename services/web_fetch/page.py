@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -48,8 +49,8 @@ PIECES_AT_ONCE = 100
 class Page:
     """`data` is the body without its compression; `cut` says that it was longer than the size limit.
 
-    content_type: the bare type. declared: the whole header, which may name a charset. pdf: the body is a PDF. seen: all
-    URLs of the redirects, with this one.
+    content_type: the bare type, "text/html" for HTML that was sent as a PDF. declared: the whole header, which may name
+    a charset. pdf: the body is a PDF. seen: all URLs of the redirects, with this one.
     """
 
     url: Target
@@ -153,16 +154,19 @@ class Browser:
                 raise FetchError("the page comes in too many tiny pieces")
             if pieces % PIECES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        data = body.data
+        data, cut = body.data, body.cut
+        if kind in PDF_TYPES and _is_markup(data):
+            # Some servers send a sign-in page or an error page with the type of the file.
+            kind, data, cut = "text/html", data[: self._max_bytes], cut or len(data) > self._max_bytes
         # The magic number inside a text does not make the text a PDF.
         pdf = kind in PDF_TYPES or (is_pdf(data) and (kind in UNKNOWN_TYPES or data.lstrip().startswith(b"%PDF-")))
-        if pdf and body.cut:
+        if pdf and cut:
             raise FetchError(f"the PDF is larger than the limit of {self._limit(kind)} bytes")
         if kind in UNKNOWN_TYPES and not pdf:
             raise _not_text(kind)
         if not kind and not pdf and b"\0" in data[:SNIFFED] and not utf_16(data):
             raise FetchError("the content is not text")
-        return Page(target, response.status, kind, _header(response, b"content-type"), data, body.cut, seen, pdf)
+        return Page(target, response.status, kind, _header(response, b"content-type"), data, cut, seen, pdf)
 
     def _limit(self, kind: str) -> int:
         """Return the most bytes to read of a body of this type."""
@@ -190,6 +194,11 @@ def is_text(content_type: str) -> bool:
 def _kind(response: httpcore.Response) -> str:
     """Return the content type without its parameters, or ""."""
     return _header(response, b"content-type").partition(";")[0].strip().lower()
+
+
+def _is_markup(data: bytes) -> bool:
+    """Return whether the bytes begin like HTML or XML, and have no PDF behind them."""
+    return data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<") and not is_pdf(data)
 
 
 def _not_text(kind: str) -> FetchError:

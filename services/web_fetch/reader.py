@@ -14,7 +14,7 @@ from typing import Any
 from services.web_fetch.errors import FetchError
 from services.web_fetch.page import Page
 from shared.reading.parts import part
-from shared.reading.pdf import Why
+from shared.reading.pdf import Why, is_pdf
 from shared.reading.process import Died, ReadingProcess
 from shared.telemetry.logging import get_logger
 
@@ -103,6 +103,8 @@ class Reader:
             finally:
                 await self._end(child)
         if "why" in answer:
+            if answer["why"] == "damaged" and not is_pdf(page.data):
+                raise FetchError(f"the file is not a PDF, although its content type is {page.content_type!r}")
             raise FetchError(_UNREADABLE[answer["why"]].format(answer["detail"]))
         text = _with_pages(answer["blocks"])
         offset = min(offset, len(text))

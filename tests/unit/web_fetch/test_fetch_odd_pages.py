@@ -390,7 +390,17 @@ PDF = [
         PDF_TYPE,
         error="fetch error: the PDF is damaged and cannot be read: .+",
     ),
-    Case("HTML named PDF", "<p>Sign in", PDF_TYPE, error="fetch error: the PDF is damaged and cannot be read: .+"),
+    Case("HTML named PDF", f"\ufeff\n<!doctype html>{STORY}", PDF_TYPE, has=("gate 11",), lacks=("<p>",)),
+    Case("bytes before it, named PDF", b"<\n" + PAPER, PDF_TYPE, has=("[page 2]",)),
+    *(
+        Case(
+            f"{name} named PDF",
+            body,
+            PDF_TYPE,
+            error="fetch error: the file is not a PDF, although its content type is 'application/pdf'",
+        )
+        for name, body in (("text", "Sign in first."), ("program", b"MZ\x90\0" * 999), ("nothing", b""))
+    ),
     Case("bomb", bomb(100, b" "), PDF_TYPE, error="fetch error: the PDF (is damaged|takes more time or memory).+"),
     Case(
         "octet stream that is none",
