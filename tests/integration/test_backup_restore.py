@@ -242,7 +242,7 @@ async def test_an_interrupted_restore_is_completed_by_running_it_again(
     refused = await target.local2("restore", str(tmp_path / "half.backup"))
     assert (
         "a restore of another file was interrupted here: to complete it, restore that file again with neither --merge "
-        "nor --replace; to give it up, restore a file with --replace, which first removes what is here"
+        "nor --replace; to give it up, restore a file with --replace, which first removes the present data"
     ) in refused.output
     done = await target.local2("restore", str(file))
     assert done.exit_code == 0, done.output
@@ -308,7 +308,7 @@ async def test_replace_killed_while_it_deletes_is_completed_by_a_rerun(
     assert 100 < len(kept(redis_server.url)) < whole
     refused = await target.local2("restore", *WITHOUT, str(file))
     assert (
-        "a restore with --replace was interrupted here, and what is here is incomplete: restore a file with --replace"
+        "a restore with --replace was interrupted here, and the data is incomplete: restore a file with --replace"
     ) in refused.output
     done = await target.local2("restore", "--replace", *WITHOUT, str(file))
     assert done.exit_code == 0, done.output
@@ -337,7 +337,7 @@ async def test_restore_in_a_pipe_prints_each_step_as_a_line(source: Place, targe
     for number in range(100):
         await target.stage.sessions.open(f"old-{number:03}", "admin", "a title")
     done = await target.local2("restore", "--replace", str(await backed_up(source, tmp_path / "all.backup")))
-    # a step that takes seconds says how many
+    # The line of a long step ends with its seconds.
     lines = [line.split(" (")[0] for line in done.output.splitlines()]
     steps = ("sessions: 0 removed", "sessions: 100 removed", "sessions: 6 of 6 restored", "keys: 2 of 2 restored")
     assert [line for line in lines if line in steps] == list(steps)

@@ -106,9 +106,9 @@ async def admit(gateway: Gateway, summary: Summary, sections: dict[str, Section]
     if mode == "replace" or begun == Unfinished(summary.digest, mode):
         return
     if begun is not None:
-        replaces = "restore a file with --replace, which first removes what is here"
+        replaces = "restore a file with --replace, which first removes the present data"
         if begun.mode == "replace":
-            message = f"a restore with --replace was interrupted here, and what is here is incomplete: {replaces}"
+            message = f"a restore with --replace was interrupted here, and the data is incomplete: {replaces}"
         else:
             with_mode = "--merge" if begun.mode == "merge" else "neither --merge nor --replace"
             which = "this file" if begun.digest == summary.digest else "another file"
