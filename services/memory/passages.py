@@ -17,8 +17,8 @@ from services.memory.vectors import Vector
 
 # Words of a query that are looked up.
 _MAX_WORDS = 32
-# Rarity counts as in a library of at least so many passages: in a smaller one, a word that is there would weigh little
-# beside a word that is nowhere.
+# The smallest number of passages for the weights of words: in a smaller library, a word that occurs would weigh little
+# beside a word that does not.
 _MIN_TOTAL = 20
 
 State = Literal["reading", "ready", "failed"]

@@ -35,7 +35,7 @@ INTERRUPTED = 130
 # Seconds after which it is said why nothing comes, where the stack knows.
 QUIET = 5.0
 HELP = "/new starts another conversation · /sessions lists them · /committee [names] [rounds] · /quit leaves"
-# Names of the zone that machines without a place have.
+# Names of UTC, the zone of machines without a configured one.
 _UTC = frozenset({"UTC", "Etc/UTC", "UCT", "Etc/UCT", "Universal", "Etc/Universal", "Zulu", "Etc/Zulu",
                   "GMT", "Etc/GMT", "Greenwich", "Etc/Greenwich"})  # fmt: skip
 # In the place of names: whoever the generator's settings name.
@@ -118,7 +118,7 @@ async def ask(
 def _time_zone() -> dict[str, str]:
     """Return the field of a query's body for this machine's zone.
 
-    It is empty for UTC, which is the zone of most containers: the zone of the key or of the deployment is then better.
+    Empty for UTC, the zone of most containers: the zone of the key or of the deployment is then more likely right.
     """
     zone = machine_zone()
     return {"time_zone": zone} if zone and zone not in _UTC else {}
