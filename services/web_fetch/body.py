@@ -79,8 +79,10 @@ class _Zlib:
         self._inflater: zlib._Decompress | None = None
 
     def __call__(self, chunk: bytes) -> Iterator[bytes]:
+        # After a full piece, output may be left without input.
+        full = False
         try:
-            while chunk:
+            while chunk or full:
                 if self._inflater is None:
                     self._inflater = zlib.decompressobj(_GZIP if self._gzip else self._deflate_window(chunk[0]))
                 elif self._inflater.eof:
@@ -89,7 +91,9 @@ class _Zlib:
                         return
                     self._members.add()
                     self._inflater = zlib.decompressobj(_GZIP)
-                yield self._inflater.decompress(chunk, PIECE)
+                plain = self._inflater.decompress(chunk, PIECE)
+                yield plain
+                full = len(plain) == PIECE
                 chunk = self._inflater.unconsumed_tail or self._inflater.unused_data
         except zlib.error as exc:
             raise _broken() from exc
@@ -111,8 +115,10 @@ class _Brotli:
     def __call__(self, chunk: bytes) -> Iterator[bytes]:
         try:
             while not self._decompressor.is_finished():
-                yield self._decompressor.process(chunk, output_buffer_limit=PIECE)
-                if self._decompressor.can_accept_more_data():
+                plain = self._decompressor.process(chunk, output_buffer_limit=PIECE)
+                yield plain
+                # The decompressor accepts more data even while it still has output.
+                if not plain and self._decompressor.can_accept_more_data():
                     return
                 chunk = b""
         except self._error as exc:

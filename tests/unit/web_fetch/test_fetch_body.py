@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import random
 import sys
 import tracemalloc
 import zlib
+from typing import Any
 
 import brotli
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.web_fetch.body import MAX_MEMBERS, Body
+from services.web_fetch.body import MAX_MEMBERS, PIECE, Body
 from services.web_fetch.errors import FetchError
 
 if sys.version_info >= (3, 14):
@@ -108,6 +110,21 @@ def test_a_flood_of_empty_members_ends() -> None:
     assert fed("gzip", 100, gzip.compress(b"") * MAX_MEMBERS + gzip.compress(b"text")).data == b"text"
     with pytest.raises(FetchError, match=r"^fetch error: the page's compression has too many members$"):
         fed("gzip", 100, gzip.compress(b"") * (MAX_MEMBERS + 2))
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize("pack", [*PACK.values(), raw_deflate], ids=[*PACK, "raw deflate"])
+@pytest.mark.parametrize("text", [bytes(1_000), random.Random(1).randbytes(1_000)], ids=["zeros", "random"])
+def test_body_of_several_pieces_is_whole(pack: Any, text: bytes) -> None:
+    coding = next((name for name, packer in PACK.items() if packer is pack), "deflate")
+    for size in (*range(PIECE - 3, PIECE + 270, 7), 3 * PIECE + 5, 9 * PIECE + 77):
+        data = (text * (size // 1_000 + 1))[:size]
+        body = fed(coding, 1_000_000, pack(data))
+        assert len(body) == size
 
 
 @pytest.mark.parametrize("coding", ["identity, gzip", "gzip, ", ", GZIP, identity"])
