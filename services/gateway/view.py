@@ -24,6 +24,17 @@ _RESULT = (
     "client_calls",
 )
 _DELTAS = frozenset({EntryType.THINKING, EntryType.ANSWER})
+# Notices of files of earlier messages that the model did not get, by the form of the file in the journal: code, text.
+_NOT_SENT = {
+    "left_out": (
+        "images_left_out",
+        "images of earlier messages do not fit the model's context and are left out: {}; attach them again to ask "
+        "about them",
+    ),
+    "unseen": ("images_unseen", "the model cannot see images; it has only the names of these: {}"),
+    "unreadable": ("files_unreadable", "the text of these files cannot be read: {}"),
+    "away": ("files_unavailable", "the memory does not answer, and the model has only the names of these files: {}"),
+}
 
 
 class View:
@@ -45,6 +56,10 @@ class View:
             "finish_reason": None,
             "notices": [],
         }
+        self._notices: list[dict[str, Any]] = []
+        # names of files that were not sent, by form and id
+        self._not_sent: dict[str, dict[str, str]] = {form: {} for form in _NOT_SENT}
+        self._dropped_turns = 0
         self._ended: JournalEntry | None = None
         # the messages on the bus that its writer names, and those of others behind its end
         self._named: list[Crossing] = []
@@ -66,6 +81,7 @@ class View:
         for name, pieces in self._said.items():
             shown[name] = "".join([text for _, text in pieces])
         shown["tool_calls"] = list(self._calls.values())
+        shown["notices"] = [*self._notices, *self._left_out()]
         if self._ended is not None:
             _finish(shown, self._ended)
             # a large result is told where it came alone
@@ -106,7 +122,15 @@ class View:
                 # the text of a model call that was started again
                 self._discard(entry.valid_until())
             case EntryType.NOTICE:
-                shown["notices"].append({name: value.get(name) for name in ("code", "message")})
+                self._notices.append({name: value.get(name) for name in ("code", "message")})
+            case EntryType.ATTACHMENTS:
+                for file in _files(value.get("files")):
+                    self._leave_out(str(file.get("sent")), file)
+            case EntryType.CONTEXT_TRUNCATED:
+                dropped = value.get("dropped_turns")
+                self._dropped_turns = max(self._dropped_turns, dropped if isinstance(dropped, int) else 0)
+                for file in _files(value.get("attachments")):
+                    self._leave_out("left_out", file)
             case EntryType.TOOL_REQUEST | EntryType.TOOL_RESULT:
                 self._call(value)
             case EntryType.COMPLETED | EntryType.FAILED | EntryType.CANCELLED:
@@ -122,6 +146,22 @@ class View:
                     shown["reward"] = value
             case _:
                 pass
+
+    def _leave_out(self, form: str, file: dict[str, Any]) -> None:
+        if form in self._not_sent:
+            self._not_sent[form][str(file.get("id"))] = str(file.get("name") or "a file")
+
+    def _left_out(self) -> list[dict[str, Any]]:
+        """Return a notice of each kind of content that the model did not get."""
+        found = []
+        if self._dropped_turns:
+            turns = "turn is" if self._dropped_turns == 1 else f"{self._dropped_turns} turns are"
+            message = f"the conversation does not fit the model's context: the oldest {turns} left out"
+            found.append({"code": "turns_left_out", "message": message})
+        for form, (code, message) in _NOT_SENT.items():
+            if names := self._not_sent[form].values():
+                found.append({"code": code, "message": message.format(", ".join(names))})
+        return found
 
     def _call(self, value: dict[str, Any]) -> None:
         call = self._calls.setdefault(
@@ -140,6 +180,11 @@ class View:
     def _discard(self, valid: tuple[int, int]) -> None:
         for name, pieces in self._said.items():
             self._said[name] = [piece for piece in pieces if piece[0] <= valid]
+
+
+def _files(listed: Any) -> list[dict[str, Any]]:
+    """Return the files that an entry lists. What has another form is left out."""
+    return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
 
 
 def event_log(query_id: str, crossed: Iterable[Crossing]) -> list[dict[str, Any]]:

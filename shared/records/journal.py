@@ -60,6 +60,8 @@ TERMINAL = frozenset({EntryType.COMPLETED, EntryType.FAILED, EntryType.CANCELLED
 LATE = frozenset({EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD})
 # What a result tells of the entries before its end. An answer of many thousand pieces is read without reading them.
 _TOLD = frozenset({EntryType.NOTICE})
+# A result tells of these too. The end only names them, because they can list many files; they are read in their place.
+_NAMED = frozenset({EntryType.ATTACHMENTS, EntryType.CONTEXT_TRUNCATED})
 # A tool's result with more bytes is kept in its own entry alone, and read there.
 LARGE_RESULT = 65_536
 # They come by the thousand, and are read the fastest when they say nothing else.
@@ -258,7 +260,7 @@ class JournalWriter:
             return writer, []
         before = [entry async for page in pages(bus, key, f"({epoch}-1") for entry in page]
         for entry in before:
-            if entry.type in _TOLD or entry.type is EntryType.TOOL_RESULT:
+            if entry.type in _TOLD or entry.type in _NAMED or entry.type is EntryType.TOOL_RESULT:
                 writer._tell(entry.id, entry.type, entry.time, entry.value(), len(entry.data))
             for crossing in entry.crossings():
                 writer._noted.add(crossing)
@@ -424,6 +426,8 @@ class JournalWriter:
         """Keeps what the end is to tell of an entry; `size`: bytes of its data."""
         if kind in _TOLD:
             self._told.append((entry_id, kind, time, data))
+        elif kind in _NAMED:
+            self._told.append((entry_id, kind, time, None))
         elif kind == EntryType.TOOL_RESULT and size > LARGE_RESULT:
             self._told.append((entry_id, kind, time, None))
             self.large[str(data.get("call_id"))] = entry_id

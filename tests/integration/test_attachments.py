@@ -260,7 +260,11 @@ async def test_images_that_do_not_fit_are_left_out_and_named(site: House) -> Non
         events = (await dan.get(f"/sessions/again-4/turns/{found['query_id']}")).json()["journal"]
         (cut,) = [entry["data"] for entry in events if entry["event"] == "context.truncated"]
         assert cut["dropped_turns"] == 0
-        assert {file["name"] for file in cut["attachments"]} == {f"{n}.png" for n in range(12) if n not in shown}
+        left_out = {f"{n}.png" for n in range(12) if n not in shown}
+        assert {file["name"] for file in cut["attachments"]} == left_out
+        # the answer as JSON names them too
+        (message,) = [one["message"] for one in found["notices"] if one["code"] == "images_left_out"]
+        assert left_out <= set(message.replace(";", ",").replace(":", ",").split(", "))
 
 
 async def test_branches_have_the_files_of_their_own_turns(site: House) -> None:

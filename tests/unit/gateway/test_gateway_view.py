@@ -174,3 +174,58 @@ def test_the_end_names_all_messages_and_what_comes_behind_it_its_own() -> None:
 def test_messages_in_a_form_that_nobody_knows_are_left_out(crossed: bytes) -> None:
     shown = result(RECORD, [JournalEntry("1-1", EntryType.STATE, 1_000, b"{}", crossed=crossed)])
     assert (shown["events"], shown["state"]) == (["query.received"], "running")
+
+
+PHOTO, PLAN = {"id": "f1", "name": "photo.png"}, {"id": "f2", "name": "plan.png"}
+LEFT_OUT = "images of earlier messages do not fit the model's context and are left out: {}; attach them again to ask "
+LEFT_OUT += "about them"
+
+
+@pytest.mark.parametrize(
+    ("entries", "notices"),
+    [
+        (
+            [
+                (EntryType.NOTICE, {"code": "low_grade", "message": "m"}),
+                (EntryType.CONTEXT_TRUNCATED, {"dropped_turns": 0, "attachments": [PHOTO]}),
+                (EntryType.CONTEXT_TRUNCATED, {"dropped_turns": 2, "attachments": [PHOTO, PLAN]}),
+            ],
+            {
+                "low_grade": "m",
+                "turns_left_out": "the conversation does not fit the model's context: the oldest 2 turns are left out",
+                "images_left_out": LEFT_OUT.format("photo.png, plan.png"),
+            },
+        ),
+        (
+            [(EntryType.ATTACHMENTS, {"files": [{**PHOTO, "sent": "left_out"}, {**PLAN, "sent": "image"}]})],
+            {"images_left_out": LEFT_OUT.format("photo.png")},
+        ),
+        (
+            [(EntryType.ATTACHMENTS, {"files": [{**PHOTO, "sent": "unseen"}, {"id": "x", "sent": "away"}]})],
+            {
+                "images_unseen": "the model cannot see images; it has only the names of these: photo.png",
+                "files_unavailable": "the memory does not answer, and the model has only the names of these files: "
+                "a file",
+            },
+        ),
+        (
+            [(EntryType.ATTACHMENTS, {"files": [{**PLAN, "sent": "unreadable"}]})],
+            {"files_unreadable": "the text of these files cannot be read: plan.png"},
+        ),
+        ([(EntryType.ATTACHMENTS, {"files": [{**PLAN, "sent": "search"}]})], {}),
+        (
+            [
+                (EntryType.ATTACHMENTS, {"files": 7}),
+                (EntryType.ATTACHMENTS, {"files": ["x", {"sent": []}]}),
+                (EntryType.CONTEXT_TRUNCATED, {"dropped_turns": "x", "attachments": {"id": "f"}}),
+            ],
+            {},
+        ),
+    ],
+    ids=["cut twice", "left out at first", "unseen and away", "unreadable", "searchable", "another form"],
+)
+def test_content_that_the_model_did_not_get_is_a_notice(
+    entries: list[tuple[EntryType, dict[str, Any]]], notices: dict[str, str]
+) -> None:
+    shown = result(RECORD, journal(*entries, (EntryType.COMPLETED, {"answer": "so"})))
+    assert {one["code"]: one["message"] for one in shown["notices"]} == notices
