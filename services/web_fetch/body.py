@@ -6,6 +6,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Protocol
 
 from services.web_fetch.errors import FetchError
 
@@ -24,8 +25,14 @@ _GZIP = 16 + zlib.MAX_WBITS
 _GZIP_MAGIC = b"\x1f"
 _ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([n, 0x2A, 0x4D, 0x18]) for n in range(0x50, 0x60)))
 
-# Takes the next bytes from the wire; yields the decoded bytes, at most about PIECE at once.
-Decoder = Callable[[bytes], Iterator[bytes]]
+
+class Decoder(Protocol):
+    @property
+    def whole(self) -> bool:
+        """Whether the compressed data may end here."""
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
+        """Take the next bytes from the wire; yield the decoded bytes, at most about PIECE at once."""
 
 
 class Body:
@@ -42,7 +49,13 @@ class Body:
             raise FetchError(f"the content encoding {coding[:40]!r} is not supported")
         self._decode = _DECODERS[coding]()
         self._data = bytearray()
+        self._begun = False
         self.cut = False
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the compressed data ended before its end mark, below the limit. An empty body is whole."""
+        return self._begun and not self.cut and not self._decode.whole
 
     def __len__(self) -> int:
         return len(self._data)
@@ -58,6 +71,7 @@ class Body:
         """Take the next bytes from the wire, up to the limit. Raises FetchError for broken compression."""
         if self.cut or not chunk:
             return
+        self._begun = True
         for plain in self._decode(chunk):
             room = self._limit - len(self._data)
             self._data += plain[:room]
@@ -66,8 +80,11 @@ class Body:
                 return
 
 
-def _identity() -> Decoder:
-    return lambda chunk: iter((chunk,))
+class _Identity:
+    whole = True
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
+        yield chunk
 
 
 class _Zlib:
@@ -77,6 +94,10 @@ class _Zlib:
         self._gzip = gzip
         self._members = _Members()
         self._inflater: zlib._Decompress | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self._inflater is not None and self._inflater.eof
 
     def __call__(self, chunk: bytes) -> Iterator[bytes]:
         # After a full piece, output may be left without input.
@@ -112,6 +133,10 @@ class _Brotli:
         self._error = brotli.error
         self._decompressor = brotli.Decompressor()
 
+    @property
+    def whole(self) -> bool:
+        return bool(self._decompressor.is_finished())
+
     def __call__(self, chunk: bytes) -> Iterator[bytes]:
         try:
             while not self._decompressor.is_finished():
@@ -141,6 +166,10 @@ class _Zstd:
         self._members = _Members()
         # The first bytes of a frame without its complete magic number.
         self._rest = b""
+
+    @property
+    def whole(self) -> bool:
+        return bool(self._decompressor.eof)
 
     def __call__(self, chunk: bytes) -> Iterator[bytes]:
         chunk, self._rest = self._rest + chunk, b""
@@ -176,7 +205,7 @@ def _broken() -> FetchError:
 
 
 _DECODERS: dict[str, Callable[[], Decoder]] = {
-    "": _identity,
+    "": _Identity,
     "gzip": lambda: _Zlib(gzip=True),
     "x-gzip": lambda: _Zlib(gzip=True),
     "deflate": lambda: _Zlib(gzip=False),

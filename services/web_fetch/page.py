@@ -44,13 +44,16 @@ FREE_PIECES, BYTES_PER_PIECE = 10_000, 50
 # Then others have their turn.
 PIECES_AT_ONCE = 100
 
+BROKEN_OFF = "the page's compressed data breaks off before its end"
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`data` is the body without its compression; `cut` says that it was longer than the size limit.
+    """`data` is the body without its compression; `cut`: it is not the whole body.
 
     content_type: the bare type, "text/html" for HTML that was sent as a PDF. declared: the whole header, which may name
-    a charset. pdf: the body is a PDF. seen: all URLs of the redirects, with this one.
+    a charset. pdf: the body is a PDF. seen: all URLs of the redirects, with this one. note: why the body is cut, if the
+    reason is not the size limit.
     """
 
     url: Target
@@ -61,6 +64,7 @@ class Page:
     cut: bool
     seen: tuple[Target, ...]
     pdf: bool = False
+    note: str = ""
 
     @property
     def redirects(self) -> int:
@@ -158,15 +162,19 @@ class Browser:
         if kind in PDF_TYPES and _is_markup(data):
             # Some servers send a sign-in page or an error page with the type of the file.
             kind, data, cut = "text/html", data[: self._max_bytes], cut or len(data) > self._max_bytes
+        note = BROKEN_OFF if body.broken_off and not cut else ""
         # The magic number inside a text does not make the text a PDF.
         pdf = kind in PDF_TYPES or (is_pdf(data) and (kind in UNKNOWN_TYPES or data.lstrip().startswith(b"%PDF-")))
         if pdf and cut:
             raise FetchError(f"the PDF is larger than the limit of {self._limit(kind)} bytes")
+        if pdf and note:
+            raise FetchError(note)
         if kind in UNKNOWN_TYPES and not pdf:
             raise _not_text(kind)
         if not kind and not pdf and b"\0" in data[:SNIFFED] and not utf_16(data):
             raise FetchError("the content is not text")
-        return Page(target, response.status, kind, _header(response, b"content-type"), data, cut, seen, pdf)
+        declared = _header(response, b"content-type")
+        return Page(target, response.status, kind, declared, data, cut or bool(note), seen, pdf, note)
 
     def _limit(self, kind: str) -> int:
         """Return the most bytes to read of a body of this type."""

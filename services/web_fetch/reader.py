@@ -84,7 +84,8 @@ class Reader:
         async with self._large if large else contextlib.nullcontext():
             for plain in (False, True):
                 try:
-                    return Reading(**await self._ask({**request, "plain": plain}, page.data, large=large))
+                    answer = await self._ask({**request, "plain": plain}, page.data, large=large)
+                    return Reading(**answer, note=page.note)
                 except Died:
                     log.warning("page.too_heavy", url=str(page.url), bytes=len(page.data), plain=plain)
         raise FetchError("the page takes more time or memory than a page may")

@@ -124,7 +124,7 @@ def test_body_of_several_pieces_is_whole(pack: Any, text: bytes) -> None:
     for size in (*range(PIECE - 3, PIECE + 270, 7), 3 * PIECE + 5, 9 * PIECE + 77):
         data = (text * (size // 1_000 + 1))[:size]
         body = fed(coding, 1_000_000, pack(data))
-        assert len(body) == size
+        assert (len(body), body.broken_off) == (size, False)
 
 
 @pytest.mark.parametrize("coding", ["identity, gzip", "gzip, ", ", GZIP, identity"])
@@ -138,3 +138,4 @@ def test_any_split_into_chunks_gives_the_same_bytes(data: bytes, coding: str, li
     body = fed(coding, limit, *(wire[at : at + size] for at in range(0, len(wire), size)))
     assert body.data == data[:limit]
     assert body.cut == (len(data) > limit)
+    assert not body.broken_off

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 import re
 import sys
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,7 @@ class Case:
 
     headers: of the response, as `content_type="…"`. has, lacks: texts in the result. links: all links in `data`, as
     text and URL. others: further pages of the site, by path. error: the whole error, a regular expression.
+    truncated: `data`'s.
     The page is at /a/page; ORIGIN in a body, a text or a link stands for the site's scheme, host and port.
     """
 
@@ -43,6 +46,7 @@ class Case:
     links: tuple[tuple[str, str], ...] | None = None
     others: dict[str, str] = field(default_factory=dict)
     error: str = ""
+    truncated: bool | None = None
 
 
 STORY = "".join(
@@ -58,6 +62,10 @@ CHINESE = "<h1>船闸</h1><p>今天上午市政府召开会议，讨论新的地
 def ld(value: Any, visible: str = "<div id=app></div>", kind: str = "application/ld+json") -> str:
     script = f"<script type='{kind}'>{json.dumps(value)}</script>"
     return f"<title>Boats</title>{script}<body><nav><a href=/>Home</a></nav>{visible}"
+
+
+def hash_of(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()
 
 
 def thread(opening: str, comment: str, closing: str, above: str = f"<h1>Lock closed</h1>{NOTE}") -> str:
@@ -417,7 +425,58 @@ PDF = [
 ]
 
 
+def deflated(data: bytes, wbits: int) -> bytes:
+    packer = zlib.compressobj(wbits=wbits)
+    return packer.compress(data) + packer.flush()
+
+
+PACKED = {
+    "gzip": ("gzip", gzip.compress),
+    "deflate": ("deflate", zlib.compress),
+    "raw deflate": ("deflate", lambda data: deflated(data, -zlib.MAX_WBITS)),
+    "brotli": ("br", brotli.compress),
+    "zstd": ("zstd", zstd.compress),
+}
+# Attributes that compress badly: the first blocks are complete when the last one breaks off.
+LOG = "".join(f"<p id='{hash_of(n)}{hash_of(-n)}'>Boat {n} left the basin.</p>" for n in range(1_200))
+CUT = [
+    case
+    for name, (coding, packed) in PACKED.items()
+    for case in (
+        Case(
+            f"{name} broken off",
+            packed(LOG.encode())[:-600],
+            {"content_encoding": coding},
+            has=("Boat 9 left", "[the page's compressed data breaks off before its end]"),
+            truncated=True,
+        ),
+        Case(
+            f"{name} without its last byte",
+            packed(LOG.encode())[:-1],
+            {"content_encoding": coding},
+            has=("Boat 9 left", "[the page's compressed data breaks off before its end]"),
+            truncated=True,
+        ),
+        Case(
+            f"{name} whole",
+            packed(LOG.encode()),
+            {"content_encoding": coding},
+            has=("Boat 1199 left",),
+            truncated=False,
+        ),
+        Case(f"{name} of nothing", b"", {"content_encoding": coding}, has=("no readable text",), truncated=False),
+        Case(
+            f"{name} PDF broken off",
+            packed(PAPER)[:-1],
+            {**PDF_TYPE, "content_encoding": coding},
+            error="fetch error: the page's compressed data breaks off before its end",
+        ),
+    )
+]
+
+
 KINDS = {
+    "cut": CUT,
     "pdf": PDF,
     "encoding": ENCODINGS,
     "comments": COMMENTS,
@@ -447,6 +506,8 @@ async def test_odd_page_gives_the_expected_result(case: Case, site: Any, reply: 
         assert text.replace("ORIGIN", origin) in result.text
     for text in case.lacks:
         assert text not in result.text
+    if case.truncated is not None:
+        assert result.data["truncated"] is case.truncated
     if case.links is not None:
         links = [{"text": text, "url": url.replace("ORIGIN", origin)} for text, url in case.links]
         assert result.data["links"] == links
