@@ -120,8 +120,9 @@ class Loader:
             form = self._form(file, known is None, known is not None and known.get(id, file) is None)
             if form is Form.IMAGE:
                 if images < 1 or file.get("size", 0) > size:
-                    images, form = 0, Form.LEFT_OUT
-                images, size = images - 1, size - file.get("size", 0)
+                    form = Form.LEFT_OUT
+                else:
+                    images, size = images - 1, size - file.get("size", 0)
             elif form is Form.TEXT:
                 if file["chars"] > chars:
                     form = Form.SEARCH

@@ -93,6 +93,12 @@ async def test_earlier_file_gets_the_form_of_its_state(
     assert bool(earlier.files["f"].text) == (form is Form.TEXT)
 
 
+async def test_image_too_large_leaves_room_for_older_ones() -> None:
+    kept = Kept({"large": {**PNG, "size": 30_000_000}, "small": PNG})
+    earlier = await loader(kept).load([{"id": "large"}, {"id": "small"}])
+    assert earlier.forms == {"large": Form.LEFT_OUT, "small": Form.IMAGE}
+
+
 async def test_takeover_sends_files_in_the_recorded_form() -> None:
     kept = Kept({"f": PNG, "g": TEXT})
     first = await loader(kept, sees=False).load([{"id": "f"}, {"id": "g"}])
