@@ -53,8 +53,9 @@ from shared.llm.port import (
     ToolCall,
 )
 from shared.participant.machine import Machine, Transition
+from shared.participant.room import BusNearlyFull, TooMuchUnderWay
 from shared.participant.service import Context
-from shared.participant.tool_client import Caller, ToolClient, Trail, new_token
+from shared.participant.tool_client import Caller, ToolClient, Trail, new_token, refused
 from shared.records.journal import EntryType, Items, JournalWriter
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -427,6 +428,10 @@ class JournalSteps:
                 trail=trail,
             )
             request_id = outcome.request_id
+        except (TooMuchUnderWay, BusNearlyFull) as exc:
+            # The question goes on: a model can do without a call whose arguments are too large for now.
+            tool = canonical_tool(call.name, call.args)
+            outcome = refused(tool, call_id, self.ports.caller, f"[tool error: {exc}]", str(exc))
         finally:
             crossed.call(canonical_tool(call.name, call.args), call_id, trail, request_id)
         return outcome

@@ -66,7 +66,7 @@ class LargeMessages:
         self._admitted: deque[tuple[float, int]] = deque()
 
     async def admit(self, user_id: str, name: str, size: int) -> None:
-        """Count a message as unfinished; a message of at most LARGE bytes is not counted.
+        """Count a message as unfinished. Not counted: a message of at most LARGE bytes, or without a memory limit.
 
         name: unique among the user's messages. size: in bytes. Raises TooMuchUnderWay when the user's earlier messages
         leave no room in the share, BusNearlyFull when Redis has too little memory left.
@@ -76,7 +76,8 @@ class LargeMessages:
         # Count before asking Redis: of concurrent messages, each is checked against the earlier ones.
         self._sizes.setdefault(user_id, {})[name] = size
         try:
-            for used, limit in await memory(self._bus):
+            limits = await memory(self._bus)
+            for used, limit in limits:
                 await self._check_share(user_id, name, max(int(limit * _OF_ONE_USER), _AT_LEAST))
                 # Redis holds a message at most twice: as an entry, and in a record or a reply.
                 if used + 2 * (size + self._unwritten()) > SCARCE * limit:
@@ -87,13 +88,16 @@ class LargeMessages:
         except BaseException:
             self.ended(user_id, name)
             raise
+        if not limits:
+            self.ended(user_id, name)
+            return
         self._admitted.append((asyncio.get_running_loop().time(), size))
 
     def rename(self, user_id: str, name: str, new: str) -> None:
-        """Rename a counted message; do nothing for any other."""
+        """Rename a counted message, which keeps its place among the others; do nothing for any other."""
         sizes = self._sizes.get(user_id, {})
         if name in sizes:
-            sizes[new] = sizes.pop(name)
+            self._sizes[user_id] = {new if one == name else one: size for one, size in sizes.items()}
 
     def ended(self, user_id: str, name: str) -> None:
         """Stop counting a message."""

@@ -109,7 +109,7 @@ class _Call:
             self.future.set_result(answer)
 
     def refuse(self, text: str, error: str, seconds: float = 0.0) -> None:
-        self.settle(_refused(self.tool, self.call_id, self.caller, text, error, seconds))
+        self.settle(refused(self.tool, self.call_id, self.caller, text, error, seconds))
 
     def fail(self, exc: BaseException) -> None:
         if not self.future.done():
@@ -215,13 +215,13 @@ class ToolClient:
             served, now = await registry.served(tool), bus.now_ms()
         if served is None or bool(served.get("internal")) is not internal:
             if served is None and await registry.known(tool):
-                return _refused(tool, call_id, caller, "[tool unavailable]", "tool unavailable")
-            return _refused(tool, call_id, caller, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
+                return refused(tool, call_id, caller, "[tool unavailable]", "tool unavailable")
+            return refused(tool, call_id, caller, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
         if caller.respondent_id != "A" and served.get("read_only") is False:
-            return _refused(tool, call_id, caller, f"[{NOT_RUN}]", NOT_RUN)
+            return refused(tool, call_id, caller, f"[{NOT_RUN}]", NOT_RUN)
         if registry.overloaded(tool):
             text = f"too many calls of {tool} wait for its worker; try again later"
-            return _refused(tool, call_id, caller, f"[tool error: {text}]", text)
+            return refused(tool, call_id, caller, f"[tool error: {text}]", text)
         payload = {
             "query_id": caller.query_id,
             "call_id": call_id,
@@ -237,7 +237,7 @@ class ToolClient:
             data = _encoded(payload)
         except PydanticSerializationError as exc:
             text = f"the arguments cannot be sent: {exc}"
-            return _refused(tool, call_id, caller, f"[tool error: {exc}]", text)
+            return refused(tool, call_id, caller, f"[tool error: {exc}]", text)
         if large := len(data) > LARGE:
             await self._large.admit(caller.user_id, call_id, len(data))
         if caller.deadline is not None and (left := bus.left(caller.deadline, caller.query_id)) < timeout + grace:
@@ -407,7 +407,8 @@ def _encoded(request: dict[str, Any]) -> bytes:
         return encode(ToolRequest(**request))
 
 
-def _refused(tool: str, call_id: str, caller: Caller, text: str, error: str, seconds: float = 0.0) -> ToolResultMessage:
+def refused(tool: str, call_id: str, caller: Caller, text: str, error: str, seconds: float = 0.0) -> ToolResultMessage:
+    """Return the result of a call that no worker has run. text: for the model; error: for programs."""
     return ToolResultMessage(
         query_id=caller.query_id,
         call_id=call_id,

@@ -18,6 +18,7 @@ from support.apps import ProbeSettings
 from support.http_gateway import Site, gateway_settings, serving
 from support.redis_servers import UNSYNCED
 from support.services import announced, running
+from support.stack import stage
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
@@ -25,7 +26,9 @@ from services.gateway.gateway import MOST_CALLS
 from shared.bus import Bus
 from shared.contracts import TOOL_REQUEST
 from shared.participant.registry import MOST_WAITING, RELEASE, ReplicaInfo, announcing
+from shared.participant.room import LargeMessages, TooMuchUnderWay
 from shared.participant.tool import Run, ToolResult, tool_service
+from shared.records.journal import EntryType
 
 MEMORY = 64 * 1024**2
 LARGE = "x" * 3_000_000
@@ -197,3 +200,36 @@ async def test_calls_of_an_idle_untrusted_worker_are_refused(
         assert place.raw.xlen(stream) == before >= MOST_WAITING
     # Calls of other tools still work.
     assert outcome(await call(place.ann, "x", 0)) == (200, None)
+
+
+async def test_renamed_message_still_counts_before_later_ones(redis_server: EmbeddedRedis) -> None:
+    size = 6_000_000
+    async with Bus(redis_server.url, "test/1") as bus:
+        large = LargeMessages(bus)
+        await large.admit("ann", "asked", size)
+        second = asyncio.create_task(large.admit("ann", "second", size))
+        # the second message is counted and waits for Redis
+        await asyncio.sleep(0)
+        large.rename("ann", "asked", "1-0")
+        with pytest.raises(TooMuchUnderWay, match="wait until one of them"):
+            await second
+        large.ended("ann", "1-0")
+        await large.admit("ann", "second", size)
+
+
+async def test_large_call_of_a_model_in_a_full_redis_is_an_error_text(redis_server: EmbeddedRedis) -> None:
+    rules = [
+        {"when": {"tool_results": 0},
+         "respond": {"tool_calls": [{"name": "probe", "args": {"text": "x" * 100_000}}]}},
+        {"respond": {"text": "It is done."}},
+    ]  # fmt: skip
+    with redis.Redis.from_url(redis_server.url) as raw:
+        async with stage(redis_server.url, rules, probes=1) as on:
+            while raw.info("memory")["used_memory"] < 0.8 * MEMORY:
+                raw.rpush("ballast", b"x" * 500_000)
+            query_id = await on.ask("go")
+            assert await on.answer(query_id) == "It is done."
+            told = on.server.requests[-1].body["messages"][-1]["content"]
+            result = await on.seen(query_id, EntryType.TOOL_RESULT)
+    assert told.startswith("[tool error: the bus is nearly out of memory")
+    assert result.value()["error"].startswith("the bus is nearly out of memory")
