@@ -83,8 +83,9 @@ class Entry:
 
 class Seen(NamedTuple):
     """An engram as a search sees it. `score` (0…1) is the share of the query's words, by their rarity, that it has;
-    `later` are the next turns of its talk, at most BESIDE. `rare`: whether it or the turn before it has a rare word of
-    the query, or whether it lies in the query's rare period. The other fields are those of its Entry."""
+    `later` are the next turns of its talk, at most BESIDE. `rare`: whether it has a rare word of the query itself (the
+    turn before it does not count), or whether it lies in the query's rare period. The other fields are those of its
+    Entry."""
 
     id: str
     score: float
@@ -230,9 +231,7 @@ def _best(scores: Mapping[int, float], limit: int) -> list[int]:
 
 def _seen(row: Any, share: Callable[[int, str, str, str], float], sought: Sought) -> Seen:
     _, id_, time, turn, before, earlier, data, vector, model, later = row
-    rare = (sought.period_rare and sought.has(time)) or (
-        bool(sought.rare) and not sought.rare.isdisjoint(f"{turn} {before}".split())
-    )
+    rare = (sought.period_rare and sought.has(time)) or (bool(sought.rare) and not sought.rare.isdisjoint(turn.split()))
     return Seen(id_, share(time, turn, before, earlier or ""), data, vector, model, orjson.loads(later), rare)
 
 

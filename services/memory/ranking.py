@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 GOOD, BAD = 4, 2
 # The share of a query's words, by their rarity, that an engram without a known similarity needs.
 WORDS_NEEDED = 0.5
+# What a better turn beside an engram adds towards the least similarity, at most, as a share of the engram's own one.
+LIFTED_SHARE = 0.45
 Mark = Literal["GOOD EXAMPLE", "AVOID"]
 
 
@@ -61,7 +63,7 @@ class Candidate:
     similarity: float | None = None  # cosine; None: not known
     keyword_rank: int | None = None  # from 1; None: not found by keywords
     keyword_score: float | None = None  # the share of the query's words that it has, by their rarity, 0…1
-    rare_word: bool = False  # whether it has a rare word of the query
+    rare_word: bool = False  # whether it has a rare word of the query itself
     lift: float = 0.0  # what a better turn beside it adds to its relevance
     score: float | None = None  # the critic's, 1…5
     won: bool | None = None  # its pairwise comparison; None: a tie, or none was made
@@ -97,10 +99,10 @@ def mark_of(score: float | None, won: bool | None = None) -> Mark | None:
 def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_score: float) -> list[Hit]:
     """The best `top_k` of the relevant candidates, best first; equal ones by age (newest first), then id.
 
-    min_score: the least cosine similarity of a relevant engram; it belongs to the embedding model in use. What a better
-    turn beside the engram adds counts too. An engram with a rare word of the query may be less similar: its share of
-    the query's words (by rarity) must be as large as the missing share of min_score. Where no similarity is known, half
-    of the words are needed.
+    min_score: the least cosine similarity of a relevant engram; it belongs to the embedding model in use. The lift from
+    a better turn beside the engram counts too, up to LIFTED_SHARE of the engram's own similarity. An engram with a rare
+    word of the query may be less similar: its share of the query's words (by rarity) must be as large as the missing
+    share of min_score. Where no similarity is known, half of the words are needed.
     """
     judged = [_Judged.of(candidate, weights, min_score) for candidate in candidates]
     relevant = sorted((one for one in judged if one.relevance > 0), key=_Judged.place)
@@ -149,7 +151,8 @@ def _relevance(one: Candidate, weights: Weights, min_score: float) -> float:
     relevance = _alone(one, weights) + one.lift
     if one.similarity is None:
         return relevance if relevance >= WORDS_NEEDED else 0.0
-    similarity = max(0.0, one.similarity) + one.lift
+    own = max(0.0, one.similarity)
+    similarity = own + min(one.lift, LIFTED_SHARE * own)
     if similarity >= min_score:
         return relevance
     # The share of the words makes up for the missing part of the similarity.

@@ -249,7 +249,9 @@ RELEVANT = [
     pytest.param(-0.4, 1.0, True, 0.0, True, id="opposite-with-all-words"),
     pytest.param(LEAST / 2, 0.5, True, 0.0, True, id="half-with-half-of-the-words"),
     pytest.param(LEAST / 2, 0.4, True, 0.0, False, id="half-with-fewer-words"),
-    pytest.param(LEAST / 2, None, False, LEAST / 2, True, id="lifted-by-its-neighbour"),
+    pytest.param(LEAST * 0.7, None, False, LEAST * 0.4, True, id="lifted-by-its-neighbour"),
+    pytest.param(LEAST * 0.68, None, False, LEAST, False, id="lifted-by-a-part-of-its-own"),
+    pytest.param(0.0, 0.8, True, LEAST, False, id="unlike-beside-a-better-one"),
     pytest.param(None, 0.5, False, 0.0, True, id="unknown-with-half-of-the-words"),
     pytest.param(None, 0.49, True, 0.0, False, id="unknown-with-fewer-words"),
 ]

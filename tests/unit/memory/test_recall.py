@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.memory.catalog import Catalog
-from services.memory.engram import Engram
+from services.memory.engram import Engram, as_before
 from services.memory.index import entry
 from services.memory.keywords import KeywordIndex, Sought
 from services.memory.recall import Recall, Recalled, Reranked, Wanted
@@ -188,6 +189,16 @@ async def test_keyword_hit_below_the_threshold_needs_a_rare_word(
     for number, text in enumerate(others):
         memory.say(text, session=f"other-{number}")
     assert await found(memory, said, top_k=50, min_score=0.3) == ([hit] if passes else [])
+
+
+@pytest.mark.parametrize(("egg", "goldfish"), [(0.04, 0.13), (-0.08, 0.07), (0.1, 0.16)])
+async def test_unrelated_next_turns_of_a_chat_are_left_out(memory: Memory, egg: float, goldfish: float) -> None:
+    names = memory.say("My aunt Frieda lives in Oslo.", "How long do I boil an egg?", "And a goldfish?")
+    turns = [memory.engrams[name] for name in names]
+    following = [replace(one, before=as_before(before)) for before, one in pairwise(turns)]
+    memory.keywords.add(USER, [entry(one) for one in following])
+    memory.near = dict(zip(names, [0.58, egg, goldfish], strict=True))
+    assert await found(memory, "Where does aunt Frieda live?", min_score=0.25) == names[:1]
 
 
 async def test_memory_below_the_threshold_without_words_is_left_out(memory: Memory) -> None:
