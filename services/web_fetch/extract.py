@@ -21,6 +21,7 @@ from services.web_fetch.tree import (
     article_bodies,
     base_of,
     descriptions,
+    frames_of,
     heading_of,
     headings,
     lines_of,
@@ -118,8 +119,10 @@ def extract(body: str, content_type: str, *, plain: bool = False, url: str = "",
     return _with_links(found, plain_links(body), url, absolute(url, plain_base(body)) or url, offset)
 
 
-def _with_links(found: Extract, lines: Iterable[Line], url: str, base: str, offset: int) -> Extract:
-    return replace(found, links=tuple(links_in(lines, found.headed, offset, url, base))) if url else found
+def _with_links(
+    found: Extract, lines: Iterable[Line], url: str, base: str, offset: int, frames: Iterable[tuple[str, str]] = ()
+) -> Extract:
+    return replace(found, links=tuple(links_in(lines, found.headed, offset, url, base, frames))) if url else found
 
 
 def tidy(text: str) -> str:
@@ -147,7 +150,7 @@ def _from_html(html: str, url: str, offset: int) -> Extract:
     base = base_of(tree, url)
     refresh = refresh_of(tree, scripts=bool(text))
     found = replace(found, refresh=absolute(base, refresh) or refresh if refresh else "")
-    return _with_links(found, lines_of(tree), url, base, offset)
+    return _with_links(found, lines_of(tree), url, base, offset, frames_of(tree, scripts=bool(text)))
 
 
 def _above(heading: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The links of a page's main text, with absolute URLs. Pure."""
+"""The links of a page's main text and its frames, with absolute URLs. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urljoin
 
 from services.web_fetch.errors import Blocked
 from services.web_fetch.url import parse
-from services.web_fetch.words import words
+from services.web_fetch.words import count, words
 
 MAX_LINKS = 100
 # Characters of a link's text, and of its URL; a link with a longer URL is left out.
@@ -55,11 +55,14 @@ def absolute(base: str, href: str) -> str | None:
         return None
 
 
-def links_in(lines: Iterable[Line], text: str, offset: int, page: str, base: str) -> list[Link]:
-    """Return at most MAX_LINKS links that stand in `text`, in the order of the page, each URL once.
+def links_in(
+    lines: Iterable[Line], text: str, offset: int, page: str, base: str, frames: Iterable[tuple[str, str]] = ()
+) -> list[Link]:
+    """Return at most MAX_LINKS links that stand in `text`, in the order of the page, then `frames`; each URL once.
 
     When there are more, those behind `offset` come first, then those with a title. page: the URL of the page, which is
-    not a link. base: the base URL of references.
+    not a link. base: the base URL of references. frames: the name and the reference of each; without a name, the URL is
+    the link's text.
     """
     late, early = _Text(text[offset : offset + SEARCHED]), _Text(text[:offset][:SEARCHED])
     urls: dict[str, str | None] = {}
@@ -89,6 +92,11 @@ def links_in(lines: Iterable[Line], text: str, offset: int, page: str, base: str
                 found[url] = True
             elif early.has(own, begin, end):
                 found.setdefault(url, False)
+    for name, src in frames:
+        url = absolute(base, src)
+        if src and url is not None and url != page and len(url) <= MAX_URL and url not in found:
+            found[url] = True
+            titles[url] = (count(name), (name or url)[:MAX_TEXT])
     best = sorted(found, key=lambda url: (not found[url], titles[url][0] < TITLE_WORDS))
     chosen = set(best[:MAX_LINKS])
     return [Link(titles[url][1], url) for url in found if url in chosen]

@@ -198,6 +198,14 @@ def refresh_of(tree: HtmlElement, *, scripts: bool) -> str:
     return ""
 
 
+def frames_of(tree: HtmlElement, *, scripts: bool) -> Iterator[tuple[str, str]]:
+    """Yield the title or name, which may be "", and the reference of each frame. scripts: see `refresh_of`."""
+    for frame in tree.iter("frame", "iframe"):
+        if not scripts or next(frame.iterancestors("noscript"), None) is None:
+            names = (" ".join((frame.get(name) or "").split()) for name in ("title", "name"))
+            yield next(filter(None, names), ""), frame.get("src") or ""
+
+
 def json_ld(tree: HtmlElement) -> Iterator[Any]:
     """Yield the JSON-LD objects of the page (https://json-ld.org); malformed ones are skipped."""
     for script in tree.iter("script"):

@@ -33,8 +33,8 @@ class Case:
     """A page and its expected result.
 
     headers: of the response, as `content_type="…"`. has, lacks: texts in the result. links: all links in `data`, as
-    text and URL. others: further pages of the site, by path. error: the whole error, a regular expression.
-    truncated: `data`'s.
+    text and URL. others: further pages of the site, by path; bytes are a picture. error: the whole error, a regular
+    expression. truncated: the value in `data`.
     The page is at /a/page; ORIGIN in a body, a text or a link stands for the site's scheme, host and port.
     """
 
@@ -44,7 +44,7 @@ class Case:
     has: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] | None = None
-    others: dict[str, str] = field(default_factory=dict)
+    others: dict[str, str | bytes] = field(default_factory=dict)
     error: str = ""
     truncated: bool | None = None
 
@@ -274,6 +274,20 @@ LINKS = [
         "<a href='x?a=1&amp;b=2'>The <b>whole</b> old story</a>",
         links=(("The whole old story", "ORIGIN/dir/x?a=1&b=2"),),
     ),
+    Case(
+        "frameset",
+        "<title>Boats</title><frameset cols='20%,*'><frame src=menu.html name=menu title='All  boats'>"
+        "<frame src=//s.example/main#top name=main><frameset><frame src='/c'><frame src=about:blank><frame></frameset>"
+        "</frameset>",
+        links=(("All boats", "ORIGIN/a/menu.html"), ("main", "http://s.example/main"), ("ORIGIN/c", "ORIGIN/c")),
+    ),
+    Case(
+        "frames in a page",
+        f"<iframe src=/film title='The film of the boats'></iframe>{STORY}<p>Read the <a href=/report>full report</a>."
+        "<iframe src=/report></iframe><iframe src=page></iframe><iframe src='javascript:go()'></iframe>"
+        "<noscript><iframe src=//count.example/></iframe></noscript>",
+        links=(("full report", "ORIGIN/report"), ("The film of the boats", "ORIGIN/film")),
+    ),
     Case("text", "See https://a.example/ for more", {"content_type": "text/plain"}, links=()),
 ]
 
@@ -320,6 +334,7 @@ REFRESH = [
             has=(text and "gate 11", f"\n[the page sends its reader on to {shown}, which was not followed: {error}]"),
             lacks=("Moved",),
             others={
+                "/a/boat.png": b"\x89PNG",
                 "/a/back": refresh("0; url=page").replace("<p>Moved.</p>", ""),
                 **{f"/a/{n}": refresh(f"0; url={n + 1}").replace("<p>Moved.</p>", "") for n in range(9)},
             },
@@ -332,6 +347,7 @@ REFRESH = [
             ("app", "twitter://user?id=1", "twitter://user?id=1", ONLY_HTTP),
             ("private", "http://10.0.0.1/", "http://10.0.0.1/", "blocked: 10.0.0.1 is not on the public internet"),
             ("gone", "gone", "ORIGIN/a/gone", "fetch failed: 404"),
+            ("picture", "boat.png", "ORIGIN/a/boat.png", "fetch error: the content type 'image/png' is not text"),
             ("circle", "back", "ORIGIN/a/back", "fetch error: the page redirects in a circle"),
             ("endless", "1", "ORIGIN/a/1", "fetch error: more than 5 redirects"),
         )
@@ -495,7 +511,8 @@ async def test_odd_page_gives_the_expected_result(case: Case, site: Any, reply: 
     origin = site.url("").removesuffix("/")
     body = case.body.replace("ORIGIN", origin) if isinstance(case.body, str) else case.body
     site.replies["/a/page"] = reply(body, **{"content_type": "text/html; charset=utf-8", **case.headers})
-    site.replies |= {path: reply(page) for path, page in case.others.items()}
+    for path, page in case.others.items():
+        site.replies[path] = reply(page) if isinstance(page, str) else reply(page, content_type="image/png")
     run = fetcher([f"127.0.0.1:{site.port}"], max_chars=100_000)
     if case.error:
         with pytest.raises(ToolError, match=rf"^{case.error}$"):
@@ -509,7 +526,9 @@ async def test_odd_page_gives_the_expected_result(case: Case, site: Any, reply: 
     if case.truncated is not None:
         assert result.data["truncated"] is case.truncated
     if case.links is not None:
-        links = [{"text": text, "url": url.replace("ORIGIN", origin)} for text, url in case.links]
+        links = [
+            {"text": text.replace("ORIGIN", origin), "url": url.replace("ORIGIN", origin)} for text, url in case.links
+        ]
         assert result.data["links"] == links
 
 
