@@ -3,6 +3,7 @@ import { act } from "react";
 import { createRoot, type Root as ReactRoot } from "react-dom/client";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import type { Account } from "./account";
+import { button, press, until } from "./testing";
 
 vi.setConfig({ testTimeout: 60_000 });
 
@@ -57,14 +58,6 @@ afterEach(async () => {
   vi.unstubAllGlobals();
 });
 
-async function until(fact: () => unknown): Promise<void> {
-  for (let turn = 0; turn < 500; turn += 1) {
-    await act(() => new Promise((resolve) => setTimeout(resolve, 5)));
-    if (fact()) return;
-  }
-  throw new Error(`it did not become so: ${String(fact)}\n${document.body.textContent}`);
-}
-
 /** Render the page with freshly loaded modules, as after a reload. */
 async function visit() {
   await act(async () => root?.unmount());
@@ -87,8 +80,6 @@ async function signedIn(key = "key-of-ann", storage: Storage = localStorage) {
 
 const shown = () => document.body.innerHTML + [...document.querySelectorAll("textarea, input")].map((one) => (one as HTMLInputElement).value).join();
 const stored = () => JSON.stringify({ ...localStorage, ...sessionStorage });
-const button = (name: string) => [...document.querySelectorAll<HTMLElement>("button, [role=menuitem]")].find((one) => (one.getAttribute("aria-label") ?? one.textContent) === name)!;
-const press = (element: HTMLElement) => act(async () => element.click());
 const fill = (element: HTMLInputElement | HTMLTextAreaElement, words: string) => act(async () => {
   Object.getOwnPropertyDescriptor(Object.getPrototypeOf(element), "value")!.set!.call(element, words);
   element.dispatchEvent(new Event("input", { bubbles: true }));

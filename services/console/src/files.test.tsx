@@ -10,6 +10,7 @@ import { apply, newTurn } from "./chat/turn";
 import { Attachment, FileViewer } from "./FileViewer";
 import { about, kindOf, safeType, sizeOf, type FileOf } from "./files";
 import Files from "./places/Files";
+import { button, press, until } from "./testing";
 
 vi.setConfig({ testTimeout: 60_000 });
 
@@ -63,16 +64,6 @@ afterEach(async () => {
   vi.unstubAllGlobals();
 });
 
-async function until(fact: () => unknown): Promise<void> {
-  for (let turn = 0; turn < 500; turn += 1) {
-    await act(() => new Promise((resolve) => setTimeout(resolve, 5)));
-    if (fact()) return;
-  }
-  throw new Error(`it did not become so: ${String(fact)}\n${document.body.innerHTML}`);
-}
-
-const button = (name: string) => [...document.querySelectorAll<HTMLButtonElement>("button")].find((one) => (one.getAttribute("aria-label") ?? one.textContent!.trim()) === name)!;
-const press = (element: HTMLElement) => act(async () => element.click());
 const show = (file: FileOf) => act(async () => root.render(<FileViewer onError={() => {}}><ul><Attachment file={file} /></ul></FileViewer>));
 const pick = (selector: string, list: File[]) => act(async () => {
   const field = document.querySelector<HTMLInputElement>(selector)!;

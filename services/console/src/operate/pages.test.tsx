@@ -4,6 +4,7 @@ import { createRoot, type Root } from "react-dom/client";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import Operate from "./Operate";
 import { PLACES } from "./places";
+import { button, press, until } from "../testing";
 
 // a canvas is the browser's: what is drawn is looked at there
 vi.mock("./Plot", () => ({ default: () => null }));
@@ -82,17 +83,7 @@ afterEach(async () => {
   vi.unstubAllGlobals();
 });
 
-async function until(fact: () => unknown): Promise<void> {
-  for (let turn = 0; turn < 500; turn += 1) {
-    await act(() => new Promise((resolve) => setTimeout(resolve, 5)));
-    if (fact()) return;
-  }
-  throw new Error(`it did not become so: ${String(fact)}\n${document.body.textContent}`);
-}
-
 const show = (page: string, onPage = () => {}) => act(async () => root.render(<Operate page={page} onPage={onPage} />));
-const button = (name: string, of: ParentNode = document) => [...of.querySelectorAll<HTMLElement>("button")].find((one) => (one.getAttribute("aria-label") ?? one.textContent) === name)!;
-const press = (element: HTMLElement) => act(async () => element.click());
 const type = (element: HTMLInputElement, words: string) => act(async () => {
   Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value")!.set!.call(element, words);
   element.dispatchEvent(new Event("input", { bubbles: true }));
