@@ -31,8 +31,8 @@ from shared.records.sessions import Sessions
 R = TypeVar("R")
 
 _BACKLOG_SECONDS = 0.25
-# The most direct tool calls of one user in progress at one gateway: as many as one message of a model may have.
-MOST_CALLS = 16
+# The most direct tool calls of one user in progress at one gateway: half of the slots of a tool worker by default.
+MOST_CALLS = 8
 # What a Redis says that does not take a connection's user or password.
 _NOT_LET_IN = ("WRONGPASS", "NOAUTH", "NOPERM")
 

@@ -131,7 +131,7 @@ async def test_calls_of_one_user_in_progress_are_bounded(place: Place) -> None:
     refused = await call(place.bob, "more", 0)
     assert outcome(refused) == (429, "too_many_requests")
     assert int(refused.headers["retry-after"]) > 0
-    assert "16 tool calls of yours are in progress" in refused.json()["error"]["message"]
+    assert f"{MOST_CALLS} tool calls of yours are in progress" in refused.json()["error"]["message"]
     # calls whose client has left do not count
     for one in asked:
         one.cancel()
