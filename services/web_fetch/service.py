@@ -113,7 +113,8 @@ class Fetcher:
     async def __call__(self, args: WebFetch) -> ToolResult:
         """Return the page's main text. Raises ToolError; never tries twice.
 
-        If a page's refresh fails, the result is the last page with text of its own, with a note.
+        If a page's refresh fails or leads to a page without text, the result is the last page with text of its own,
+        with a note.
         """
         found: tuple[Page, Reading] | None = None
         try:
@@ -137,7 +138,9 @@ class Fetcher:
             if found is None:
                 raise
         else:
-            return render(args, page, reading, self.max_chars)
+            if found is None or reading.has_text:
+                return render(args, page, reading, self.max_chars)
+            error = "that page has no readable text"
         return render(args, *found, self.max_chars, not_followed=error)
 
     async def _read(self, page: Page, offset: int) -> Reading:

@@ -244,7 +244,7 @@ LINKS = [
         links=(("next report", "ORIGIN/a/next"),),
     ),
     Case(
-        "what is no link",
+        "addresses that are no links",
         f"{STORY}<p>See <a href=#top>above</a>, <a href=page>here</a>, <a href=page#x>below</a>, <a href=''>it</a>, "
         "<a href=mailto:a@b.example>mail</a>, <a href='javascript:go()'>script</a>, <a href=ftp://a.example/>ftp</a>, "
         "<a href='http://a b/'>bad</a>, <a href=//u:p@a.example/>user</a>, <a name=x>name</a>, <a href=x></a>.</p>",
@@ -358,6 +358,12 @@ REFRESH = [
         refresh("0; url=b"),
         has=("There\n", "on to ORIGIN/a/gone, which was not followed: fetch failed: 404]"),
         others={"/a/b": refresh("0; url=gone").replace("Moved.", f"<h1>There</h1>{STORY}")},
+    ),
+    Case(
+        "to a page without text",
+        refresh("3; url=app").replace("<p>Moved.</p>", STORY),
+        has=("gate 11", "reader on to ORIGIN/a/app, which was not followed: that page has no readable text]"),
+        others={"/a/app": "<title>Sign in</title><form><input name=user></form>"},
     ),
     Case("comment", f"<!-- {refresh('0; url=there')} --><p>Here.", has=("Here.",), others=THERE),
     Case(
