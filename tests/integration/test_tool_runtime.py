@@ -320,7 +320,7 @@ async def test_callers_wait_as_long_as_a_tool_says_and_never_less_than_usual(pro
             return await client.patience("probe", {}, limit, usual)
 
         assert [await patience(usual) for usual in (15.0, 60.0)] == [30.0, 60.0]
-        assert await client.patience("nobody", {}, None, 15.0) == 15.0
+        assert await client.patience("unknown", {}, None, 15.0) == 15.0
         # a limit that the operator has set goes before both
         assert [await patience(15.0, limit) for limit in (20.0, 60.0, 5.0)] == [20.0, 60.0, 5.0]
         # an operator changes it while the tool runs

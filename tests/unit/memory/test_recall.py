@@ -291,10 +291,10 @@ async def test_a_reranker_that_fails_leaves_everything_as_it_was_and_says_so(mem
     assert ids(failed) == ids(plain)
     assert failed.reranked is not None
     assert failed.reranked.trouble == "the server is full"
-    nobody = await searched(memory, Wanted(("coffee",), do_rerank=True), rerank="none", min_score=SIMILAR)
-    assert ids(nobody) == ids(plain)
-    assert nobody.reranked is not None
-    assert "rerank is none" in str(nobody.reranked.trouble)
+    unranked = await searched(memory, Wanted(("coffee",), do_rerank=True), rerank="none", min_score=SIMILAR)
+    assert ids(unranked) == ids(plain)
+    assert unranked.reranked is not None
+    assert "rerank is none" in str(unranked.reranked.trouble)
     assert (await searched(memory, Wanted(("coffee",), do_rerank=False), Order(), do_rerank=True)).reranked is None
 
 
