@@ -8,7 +8,7 @@ export async function until(fact: () => unknown): Promise<void> {
     await act(() => new Promise((resolve) => setTimeout(resolve, 5)));
     if (fact()) return;
   }
-  throw new Error(`it did not become true: ${String(fact)}\n${document.body.innerHTML}`);
+  throw new Error(`it did not become true: ${String(fact)}\n${document.body.textContent}`);
 }
 
 /** Return the button or menu item with this label or text. */
