@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request
 
 from services.gateway.errors import ApiError
-from services.gateway.hour import Hour, Totals, totals
 from services.gateway.keys import Keys
 from services.gateway.metrics import Metrics, Reading, take
 from services.gateway.settings import GatewaySettings
@@ -76,7 +75,6 @@ class Gateway:
         self._calls = Counter[str]()
         self.stopping = False
         self.metrics = Metrics()
-        self.hour = Hour(self._totals)
         self.keys = Keys(self, settings)
 
     @property
@@ -199,17 +197,11 @@ class Gateway:
 
     async def metrics_text(self) -> bytes:
         """What a scrape is told. That the bus is away is part of it; failing would hide the rest."""
-        return self.metrics.text(await self._reading())
-
-    async def _totals(self) -> Totals:
-        return totals(self.metrics.families(await self._reading()))
-
-    async def _reading(self) -> Reading | None:
-        try:
+        reading: Reading | None = None
+        with contextlib.suppress(BusUnavailable):
             async with self.reachable():
-                return await take(self.bus, self.context.registry)
-        except BusUnavailable:
-            return None
+                reading = await take(self.bus, self.context.registry)
+        return self.metrics.text(reading)
 
     # ── long requests ────────────────────────────────────────────────────────────────────────────────────────
 

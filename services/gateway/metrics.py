@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -65,12 +64,6 @@ class Metrics:
         meter = metrics.meter()
         own = meter.text() if meter is not None else b""
         return generate_latest(self._registry) + generate_latest(shown) + own
-
-    def families(self, reading: Reading | None) -> Iterator[Metric]:
-        """The same as objects."""
-        meter = metrics.meter()
-        own = meter.registry.collect() if meter is not None else ()
-        return chain(self._registry.collect(), _Shown(reading).collect(), own)
 
 
 class _Shown(Collector):

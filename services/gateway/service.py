@@ -81,8 +81,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socke
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]), name="http")
         attached = tasks.create_task(_attached(gateway, settings, listener.getsockname()[1]), name="bus")
-        async with beside(hour=gateway.hour.run):
-            await stop.wait()
+        await stop.wait()
         gateway.stop()
         server.should_exit = True
         await serving

@@ -335,21 +335,6 @@ async def test_metrics_count_requests_and_measure_the_bus(site: Site, fake: Fake
     assert told["query_id"] not in text
 
 
-async def test_the_last_hour_of_metrics_is_there_for_who_asks(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.hour.EVERY", 0.05)
-    async with serving(gateway_settings(redis_url, tmp_path)) as site:
-
-        async def measured() -> bool:
-            shown = (await site.http.get("/metrics/hour")).json()
-            series = shown["series"]
-            assert all(len(values) == len(shown["times"]) for values in series.values())
-            return any(series["requests"]) and any(series["redis_bytes"]) and 0 in series["dead_letters"]
-
-        await eventually(measured, what="moments with requests, and with the bus")
-
-
 async def test_ready_says_which_part_is_missing(redis_url: str, tmp_path: Path, site: Site) -> None:
     bare = await site.http.get("/ready")
     assert bare.status_code == 503
@@ -512,7 +497,7 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/bus/streams", "/bus/events", "/dead-letters", "/dead-letters/{letter_id}",
         "/dead-letters/{letter_id}/replay", "/keys", "/keys/link", "/keys/redeem", "/keys/{key_id}",
         "/v1/models", "/v1/models/{name}", "/v1/chat/completions", "/v1/responses", "/v1/responses/{name}",
-        "/v1/responses/{name}/cancel", "/v1/embeddings", "/metrics", "/metrics/hour",
+        "/v1/responses/{name}/cancel", "/v1/embeddings", "/metrics",
         "/openapi.json", "/memory", "/memory/engrams", "/memory/engrams/{engram_id}", "/memory/topics",
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
         "/files", "/files/{file_id}", "/documents", "/retention",

@@ -209,27 +209,3 @@ class RetentionShown(Shape):
     days: int | None = Field(description="The days asked for; null: as it is set")
     kinds: list[KindKept]
     away: list[KeeperAway] = Field(description="Who could not be asked")
-
-
-Values = list[float | None]
-
-
-class HourSeries(Shape):
-    """A value for each moment; null where it is not known: the bus was away, or nothing happened."""
-
-    questions: Values = Field(description="Accepted by this replica, a minute")
-    requests: Values = Field(description="HTTP requests that it answered, a minute")
-    errors: Values = Field(description="Those answered with 500 and more, a minute")
-    first_word: Values = Field(description="Seconds until the first thinking or text, on the mean")
-    questions_waiting: Values = Field(description="Waiting for a generator or in its hands")
-    work_waiting: Values = Field(description="Messages that no replica has read, over all participants")
-    in_flight: Values = Field(description="Messages in the hands of all replicas")
-    streams: Values = Field(description="Event streams that this replica serves")
-    dead_letters: Values = Field(description="Messages set aside")
-    redis_bytes: Values = Field(description="Memory that Redis uses")
-
-
-class MetricsHour(Shape):
-    every: float = Field(description="Seconds between two moments")
-    times: list[float] = Field(description="Seconds since the epoch, oldest first; from the start of this replica on")
-    series: HourSeries

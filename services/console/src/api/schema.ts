@@ -434,18 +434,6 @@ export interface components {
             rerank: components["schemas"]["Rerank"] | null;
             log: components["schemas"]["Engram"][] | null;
         };
-        HourSeries: {
-            questions: (number | null)[];
-            requests: (number | null)[];
-            errors: (number | null)[];
-            first_word: (number | null)[];
-            questions_waiting: (number | null)[];
-            work_waiting: (number | null)[];
-            in_flight: (number | null)[];
-            streams: (number | null)[];
-            dead_letters: (number | null)[];
-            redis_bytes: (number | null)[];
-        };
         ImportTally: {
             imported: number;
             there: number;
@@ -569,11 +557,6 @@ export interface components {
             value: number | null;
             low: number | null;
             high: number | null;
-        };
-        MetricsHour: {
-            every: number;
-            times: number[];
-            series: components["schemas"]["HourSeries"];
         };
         NamedEntity: {
             id: string;

@@ -1,15 +1,14 @@
 // The metrics that matter, over the last hour.
 
 import { Suspense, lazy } from "react";
-import { useAsked, type Shapes } from "./asking";
+import type { Key, Moment } from "./history";
+import type { PageProps } from "./Operate";
 import { Note, Waiting, When } from "./parts";
 
 const Plot = lazy(() => import("./Plot"));
-// As often as the gateway looks, in ms.
-const EVERY = 15_000;
 
 interface Series {
-  key: keyof Shapes["HourSeries"];
+  key: Key;
   name: string;
   unit: string;
   /** What an operator learns from it. */
@@ -31,28 +30,27 @@ const SERIES: readonly Series[] = [
   { key: "redis_bytes", name: "Redis' memory", unit: "MB", about: "Used by everything that is kept there", scale: 1_000_000 },
 ];
 
-export default function Metrics() {
-  const { found, wrong } = useAsked<Shapes["MetricsHour"]>("metrics/hour", EVERY);
+export default function Metrics({ history: { moments, wrong } }: PageProps) {
   const shown = (value: number) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : 0 });
+  const times = moments.map(({ at }) => at);
   return (
     <section>
       <h2>Metrics</h2>
-      <p className="dim">The last hour, or since this gateway was started. Prometheus gets them from <code>/metrics</code>.</p>
+      <p className="dim">Since this page was opened, at most the last hour. Prometheus gets them from <code>/metrics</code>.</p>
       <Note>{wrong}</Note>
-      {!found && !wrong && <Waiting />}
-      {found?.times.length === 0 && <p>The gateway has just started. It looks every {found.every} seconds.</p>}
-      {found && found.times.length > 0 && (
+      {!moments.length && !wrong && <Waiting />}
+      {moments.length > 0 && (
         <div className="plots">
           {SERIES.map(({ key, name, unit, about, scale = 1 }) => {
-            const series = found.series[key].map((value) => (value === null ? null : value / scale));
+            const series = moments.map(({ values }: Moment) => (values[key] === null ? null : values[key] / scale));
             const at = series.findLastIndex((value) => value !== null);
             const last = series[at] ?? null;
             // the newest that is known may be of an hour ago
             const old = last !== null && at < series.length - 1;
             return (
               <figure key={name} className="plot">
-                <figcaption><b>{name}</b> <span className="plot-value">{last === null ? "–" : `${shown(last)} ${unit}`}{old && <span className="dim"> at <When ms={found.times[at]! * 1000} /></span>}</span><span className="dim">{about}</span></figcaption>
-                <Suspense fallback={<div className="plot-room" />}><Plot times={found.times} values={series} name={name} /></Suspense>
+                <figcaption><b>{name}</b> <span className="plot-value">{last === null ? "–" : `${shown(last)} ${unit}`}{old && <span className="dim"> at <When ms={times[at]! * 1000} /></span>}</span><span className="dim">{about}</span></figcaption>
+                <Suspense fallback={<div className="plot-room" />}><Plot times={times} values={series} name={name} /></Suspense>
               </figure>
             );
           })}

@@ -2,6 +2,7 @@
 
 import { Suspense, lazy, useEffect, type ComponentType } from "react";
 import * as Ariakit from "@ariakit/react";
+import { useHistory } from "./history";
 import { Waiting } from "./parts";
 import { PLACES, placeOf, type Place } from "./places";
 import "./operate.css";
@@ -10,6 +11,8 @@ export interface PageProps {
   /** What follows the page's name in the address. */
   rest: string[];
   onGo(page: string): void;
+  /** The metrics since the place of operators was opened. */
+  history: ReturnType<typeof useHistory>;
 }
 
 const PAGES: Record<Place, ComponentType<PageProps>> = {
@@ -30,6 +33,7 @@ const PAGES: Record<Place, ComponentType<PageProps>> = {
 export default function Operate({ page, onPage }: { page: string; onPage(page: string): void }) {
   const { place, rest } = placeOf(page);
   const Page = PAGES[place];
+  const history = useHistory();
   // on a narrow screen the list is a line that scrolls
   useEffect(() => { void document.getElementById(place)?.scrollIntoView?.({ block: "nearest", inline: "nearest" }); }, [place]);
   return (
@@ -42,7 +46,7 @@ export default function Operate({ page, onPage }: { page: string; onPage(page: s
         </Ariakit.TabList>
         <main className="operate-page" tabIndex={0}>
           <Ariakit.TabPanel tabId={place} className="operate-panel" focusable={false}>
-            <Suspense fallback={<Waiting />}><Page rest={rest} onGo={onPage} /></Suspense>
+            <Suspense fallback={<Waiting />}><Page rest={rest} onGo={onPage} history={history} /></Suspense>
           </Ariakit.TabPanel>
         </main>
       </Ariakit.TabProvider>

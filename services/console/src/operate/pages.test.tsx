@@ -34,7 +34,6 @@ const ANSWERS: Record<string, unknown> = {
   "participants/critic/settings": settings,
   ready: { status: "not ready", parts: { model: { ok: false, reason: HOSTILE } } },
   "bus/streams": { streams: [{ subject: "query.received", length: 3, oldest_seconds: 1, groups: [{ name: "generator", consumers: 1, lag: 2, pending: 1 }] }] },
-  "metrics/hour": { every: 15, times: [1, 16], series: Object.fromEntries(["questions", "requests", "errors", "first_word", "questions_waiting", "work_waiting", "in_flight", "streams", "dead_letters", "redis_bytes"].map((key) => [key, key === "redis_bytes" ? [1, 2_500_000] : [2, null]])) },
   "dead-letters": { dead_letters: [{ id: "7-0", time: 1, stream: "x", group: "g", entry_id: "1-0", deliveries: 5, reason: HOSTILE, fields: { a: HOSTILE } }], total: 1, next: null },
   keys: { keys: [{ id: "k", name: HOSTILE, user_id: "ann", role: "user", created: 1, trusted: false }] },
   "memory/engrams": { engrams: [engram], cursor: null, total: 1 },
@@ -51,7 +50,14 @@ const ANSWERS: Record<string, unknown> = {
   "experiments/shorter": experiment,
 };
 
+// One after the other, the last one again and again.
+const SCRAPES = [
+  "local2_bus_up 1\nlocal2_dead_letters 2\nlocal2_redis_memory_used_bytes 9e+06\nlocal2_http_requests_total{status=\"200\"} 3\n",
+  "local2_bus_up 0\nlocal2_redis_memory_used_bytes 2.5e+06\nlocal2_http_requests_total{status=\"200\"} 5\n",
+];
+
 let root: Root;
+let scraped: number;
 let room: HTMLElement;
 let sent: { method: string; path: string; body: unknown }[];
 let refusal: string | null;
@@ -60,6 +66,7 @@ beforeEach(() => {
   (globalThis as { IS_REACT_ACT_ENVIRONMENT?: boolean }).IS_REACT_ACT_ENVIRONMENT = true;
   sent = [];
   refusal = null;
+  scraped = 0;
   vi.stubGlobal("fetch", (path: string, { method = "GET", body }: RequestInit = {}) => {
     const name = path.split("?")[0]!;
     if (method !== "GET") {
@@ -71,6 +78,7 @@ beforeEach(() => {
       // it stays open, as the bus does
       return Promise.resolve(new Response(new ReadableStream({ start: (out) => out.enqueue(new TextEncoder().encode(text)) })));
     }
+    if (name === "metrics") return Promise.resolve(new Response(SCRAPES[Math.min(scraped++, SCRAPES.length - 1)]));
     return Promise.resolve(Response.json(ANSWERS[name] ?? {}));
   });
   room = document.body.appendChild(document.createElement("div"));
@@ -112,22 +120,25 @@ test("what a number of days removes is asked before it is set", async () => {
   expect(sent[0]).toEqual({ method: "PATCH", path: "participants/gateway/settings", body: { keep_days_sessions: 30 } });
 });
 
-test("metrics show the newest value of each series", async () => {
-  await show("metrics");
-  const says = (what: RegExp) => [...document.querySelectorAll(".plot")].some((one) => what.test(one.textContent ?? ""));
-  await until(() => says(/Dead letters\s*2/));
-  expect(says(/Redis' memory\s*2.5 MB/)).toBe(true);
-  // the newest that is known is not of this moment
-  expect(says(/Dead letters\s*2\s+at /)).toBe(true);
-  expect(says(/2.5 MB at/)).toBe(false);
-});
-
-test("a gateway that has just started says when there will be something", async () => {
-  const hour = ANSWERS["metrics/hour"];
-  ANSWERS["metrics/hour"] = { every: 15, times: [], series: {} };
-  await show("metrics");
-  await until(() => document.body.textContent?.includes("It looks every 15 seconds."));
-  ANSWERS["metrics/hour"] = hour;
+test("metrics show the newest value of each series, and keep them on other pages", async () => {
+  vi.useFakeTimers({ shouldAdvanceTime: true });
+  try {
+    await show("metrics");
+    const says = (what: RegExp) => [...document.querySelectorAll(".plot")].some((one) => what.test(one.textContent ?? ""));
+    await until(() => says(/Dead letters\s*2/));
+    expect(says(/Requests\s*–/)).toBe(true);
+    await show("bus");
+    await act(() => vi.advanceTimersByTimeAsync(15_000));
+    await until(() => scraped === 2);
+    await show("metrics");
+    await until(() => says(/Redis' memory\s*2.5 MB/));
+    expect(says(/Requests\s*(8|7\.\d+) a minute/)).toBe(true);
+    // The newest known value is not of this moment: the bus was away then.
+    expect(says(/Dead letters\s*2\s+at /)).toBe(true);
+    expect(says(/2.5 MB at/)).toBe(false);
+  } finally {
+    vi.useRealTimers();
+  }
 });
 
 test("a head sorts its column, in both directions, and a field filters", async () => {
