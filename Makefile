@@ -21,7 +21,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-webui test-graph test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
+.PHONY: help setup run test test-fast test-bus test-clients test-webui test-graph test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -61,6 +61,9 @@ test: $(DEV_STAMP) ## all tests
 
 test-fast: $(DEV_STAMP) ## the tests without the slow ones and without the real model
 	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow and not model' $(ARGS)
+
+test-bus: $(DEV_STAMP) ## the bus's promises against one server: SERVER=valkey, redis, redis8, cluster[:SERVER] or a path
+	@BUS_SERVER='$(SERVER)' $(PY) -m pytest tests/contract/bus --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-clients: $(DEV_STAMP) ## stock clients of OpenAI's API, each in an environment of its own (docs/clients.md)
 	@$(PY) tests/clients/run.py $(ARGS)

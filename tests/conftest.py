@@ -30,7 +30,7 @@ from shared.telemetry.logging import configure
 
 HEARTBEAT = 0.2
 # The bus is tried on the event loop that all participants run on.
-_ON_UVLOOP = re.compile(r"/(integration/test_(bus|journal|registry)|unit/bus/)")
+_ON_UVLOOP = re.compile(r"/(integration/test_(bus|journal|registry)|unit/bus/|contract/bus/)")
 # every process that a test starts, and every worker of pytest, would compile all of it anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import RedisError
 from support.guard import READABLE
 from support.redis_servers import UNSYNCED
 
 from services.cli.launch.redis_servers import server_binary
-from shared.bus.hash_slots import SLOTS, slot_of_key
 from tests.support.waiting import PATIENCE
 
 # With 10,000 more they are still below the ports from which systems take those of outgoing connections.
@@ -54,10 +54,14 @@ def hold_port() -> tuple[int, list[socket.socket]]:
 
 
 class Node:
-    """One server process. `start` after `kill` or `stop` keeps its port and data."""
+    """One server process. `start` after `kill` or `stop` keeps its port and data.
 
-    def __init__(self, folder: Path, *, sentinel: bool = False, **config: str) -> None:
+    binary: the server program; None for the one that other tests use.
+    """
+
+    def __init__(self, folder: Path, *, sentinel: bool = False, binary: Path | None = None, **config: str) -> None:
         self.folder = folder
+        self._binary = binary
         self.port, self._held = hold_port()
         self._sentinel = sentinel
         self._config = {name.replace("_", "-"): value for name, value in config.items()}
@@ -88,7 +92,7 @@ class Node:
             config.write_text("".join(f"{name} {value}\n" for name, value in values.items()), encoding="utf-8")
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [server_binary(), str(config), *(("--sentinel",) if self._sentinel else ())],
+                [self._binary or server_binary(), str(config), *(("--sentinel",) if self._sentinel else ())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -115,7 +119,16 @@ class Node:
 class Cluster:
     """`masters` nodes that share the slots, each with so many replicas. `url` is what participants are given."""
 
-    def __init__(self, folder: Path, *, masters: int = 3, replicas: int = 0, password: str = "", **config: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        masters: int = 3,
+        replicas: int = 0,
+        password: str = "",
+        binary: Path | None = None,
+        **config: str,
+    ) -> None:
         values = {
             "cluster_enabled": "yes",
             "cluster_config_file": "nodes.conf",
@@ -129,7 +142,7 @@ class Cluster:
         }
         self._password = password
         self._masters = masters
-        self.nodes = [Node(folder / f"node-{n}", **values) for n in range(masters * (1 + replicas))]
+        self.nodes = [Node(folder / f"node-{n}", binary=binary, **values) for n in range(masters * (1 + replicas))]
 
     @property
     def url(self) -> str:
@@ -153,8 +166,8 @@ class Cluster:
     def _form(self) -> None:
         masters, replicas = self.nodes[: self._masters], self.nodes[self._masters :]
         for n, node in enumerate(masters):
-            first, last = SLOTS * n // len(masters), SLOTS * (n + 1) // len(masters) - 1
-            node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            first, end = (REDIS_CLUSTER_HASH_SLOTS * m // len(masters) for m in (n, n + 1))
+            node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
             node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
         wait_for(self._met, 20, "all have met")
         for n, node in enumerate(replicas):
@@ -195,7 +208,7 @@ class Cluster:
 
     def master(self, key: str) -> Node:
         """The node that serves a key now, as the first node that answers sees it."""
-        slot = slot_of_key(key)
+        slot = key_slot(key.encode())
         for node in self.nodes:
             with contextlib.suppress(RedisError, OSError):
                 for row in _rows(node.client.execute_command("CLUSTER", "SLOTS")):

@@ -1,0 +1,195 @@
+"""The public surface of the bus, as the contract suite uses it: a renamed name is adapted here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from typing import Any, Protocol
+
+import redis
+
+from shared.bus import Bus, BusFull, Consumer, Delivery, Route
+from shared.bus.letters import drop, replay
+from shared.contracts import DEAD_LETTER, PREFIX, DeadLetter, Payload, Subject
+from shared.errors import BusUnavailable, DecodeError, Fenced, PermanentError, TransientError
+
+__all__ = [
+    "DEAD_LETTERS", "GROUP", "STREAM", "SUBJECT", "VISIBILITY_TIMEOUT", "Bus", "BusFull", "BusUnavailable",
+    "DeadLetter", "DecodeError", "Delivery", "Fenced", "Note", "PermanentError", "Replica", "Route",
+    "TransientError", "absent_groups", "call", "consuming", "dead_letters", "drop", "effect", "fields_of", "key",
+    "note", "open_bus", "replay", "route", "stream", "subject", "suspended", "trim", "url_of",
+]  # fmt: skip
+
+GROUP = "workers"
+# Seconds after which an entry of a dead consumer is taken over.
+VISIBILITY_TIMEOUT = 0.6
+
+Command = tuple[Any, ...]
+Handler = Callable[[Delivery], Awaitable[Sequence[Command]]]
+OnDeadLetter = Callable[[Delivery, str], Awaitable[Sequence[Command]]]
+
+
+class Place(Protocol):
+    """A server (servers.Server), or the network before it (servers.Network)."""
+
+    clustered: bool
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]: ...
+
+
+class Note(Payload):
+    """The payload of the suite's own subjects."""
+
+    text: str
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def key(name: str) -> str:
+    """Return a key of the tests' own that a handler's effects may write."""
+    return f"{PREFIX}test:{name}"
+
+
+def stream(name: str) -> str:
+    """Return the stream of a subject."""
+    return subject(name).stream
+
+
+def subject(name: str, *, kind: Any = "work", **options: Any) -> Subject[Note]:
+    return Subject(name, Note, kind=kind, **options)
+
+
+SUBJECT = subject("work")
+STREAM = SUBJECT.stream
+DEAD_LETTERS = DEAD_LETTER.stream
+
+
+def url_of(place: Place) -> str:
+    """Return the URL that a participant is configured with."""
+    names = ",".join(f"{host}:{port}" for host, port in place.addresses)
+    return f"redis+cluster://{names}/" if place.clustered else f"redis://{names}/0"
+
+
+# ── the bus ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_bus(place: Place | str, source: str = "test/1", *, timeout: float = 5.0, **options: Any) -> Bus:
+    """Return a bus, to be opened by `async with`. place: a server, a network or a URL."""
+    return Bus(place if isinstance(place, str) else url_of(place), source, timeout=timeout, **options)
+
+
+def note(text: str = "x", of: Subject[Note] = SUBJECT, **headers: Any) -> Any:
+    """Return a message to publish."""
+    return of.of(Note(text=text), **headers)
+
+
+def effect(bus: Bus, message: Any) -> Command:
+    """Return the command that publishes a message, for a handler to return."""
+    return bus.publishing(message)
+
+
+async def call(bus: Bus, *command: Any) -> Any:
+    """Send one command."""
+    return await bus.link.call(*command)
+
+
+async def trim(bus: Bus, of: Subject[Any], *, spare_ms: int = 0, abandoned: Container[str] = ()) -> int:
+    return await bus.trim(of, spare_ms=spare_ms, abandoned=abandoned)
+
+
+async def absent_groups(bus: Bus, of: Subject[Any], silent_ms: int) -> list[str]:
+    """Return the groups without a sign of life for `silent_ms`."""
+    return await bus.absent(of, silent_ms)
+
+
+# ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def route(handler: Handler, on_dead_letter: OnDeadLetter | None = None, limit: Any = None) -> Route:
+    return Route(handler, on_dead_letter, limit)
+
+
+def suspended(delivery: Delivery) -> contextlib.AbstractAsyncContextManager[None]:
+    """Release the slot of an entry while its handler waits for something else."""
+    return delivery.parked()
+
+
+def fields_of(delivery: Delivery) -> dict[str, str]:
+    """Return an entry's fields as text."""
+    texts = [field.decode(errors="backslashreplace") for field in delivery.fields]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+class Replica:
+    """A running consumer with a bus of its own."""
+
+    def __init__(self, bus: Bus, consumer: Consumer, stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+        self.bus = bus
+        self._consumer = consumer
+        self._stop = stop
+        self.task = task
+
+    def resize(self, concurrency: int) -> None:
+        self._consumer.resize(concurrency)
+
+    async def add(self, streams: Mapping[str, Route]) -> None:
+        """Read further streams from now on."""
+        await self._consumer.add(streams)
+
+    def begin_stop(self) -> None:
+        """Stop as on SIGTERM: finish, or release what is not finished within `drain` seconds."""
+        self._stop.set()
+
+    async def stop(self) -> None:
+        self.begin_stop()
+        await self.task
+
+
+@contextlib.asynccontextmanager
+async def consuming(
+    place: Place | str,
+    handler: Handler | Mapping[str, Route],
+    on_dead_letter: OnDeadLetter | None = None,
+    *,
+    name: str = "r1",
+    group: str = GROUP,
+    concurrency: int = 4,
+    visibility_timeout: float = VISIBILITY_TIMEOUT,
+    max_deliveries: int = 5,
+    drain: float = 1.0,
+    timeout: float = 5.0,
+) -> AsyncIterator[Replica]:
+    """Run a consumer of STREAM, or of several streams by their routes, and stop it at the end of the block.
+
+    timeout: seconds after which a connection without a reply is replaced.
+    """
+    routes = handler if isinstance(handler, Mapping) else {STREAM: route(handler, on_dead_letter)}
+    async with open_bus(place, f"test/{name}", timeout=timeout) as bus:
+        consumer = Consumer(
+            bus,
+            group,
+            name,
+            routes,
+            concurrency=concurrency,
+            heartbeat=visibility_timeout / 3,
+            max_deliveries=max_deliveries,
+            drain=drain,
+        )
+        stop = asyncio.Event()
+        replica = Replica(bus, consumer, stop, asyncio.create_task(consumer.run(stop)))
+        try:
+            yield replica
+        finally:
+            await replica.stop()
+
+
+# ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def dead_letters(client: redis.Redis) -> list[DeadLetter]:
+    """Return all dead letters, oldest first, as an independent client reads them."""
+    return [DeadLetter(**json.loads(fields["payload"])) for _, fields in client.xrange(DEAD_LETTERS)]
