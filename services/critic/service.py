@@ -21,7 +21,7 @@ from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
 from shared.llm.courtesy import CourteousChatModel, answering
 from shared.llm.factory import LOOK_SECONDS
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.telemetry import metrics
@@ -47,7 +47,7 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
         stack.push_async_callback(model.aclose)
         works = await stack.enter_async_context(open_tools(context, offered))
         await _look(context, model, critic, judge)
-        async with beside(
+        async with supervised_tasks(
             watch_judge=partial(_watch, context, model, critic, judge),
             tend=partial(_tend, context, turns),
             turns=turns.run,

@@ -19,7 +19,7 @@ from services.gateway.keys import ADMIN, Principal
 from services.gateway.settings import GatewaySettings
 from shared.bus import open_bell
 from shared.errors import SettingsError, TransientError
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 from shared.participant.service import open_context, run_main
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -119,7 +119,7 @@ async def _attached(gateway: Gateway, settings: GatewaySettings, port: int) -> N
         while not known:
             await asyncio.sleep(_AGAIN)
             known = await _made_known(gateway)
-        async with beside(retention=retention(gateway).run):
+        async with supervised_tasks(retention=retention(gateway).run):
             await asyncio.Event().wait()
 
 

@@ -27,7 +27,7 @@ from shared.llm.courtesy import CourteousChatModel, answering, people
 from shared.llm.factory import LOOK_SECONDS
 from shared.llm.gpu import gpu_note, gpu_of
 from shared.llm.port import ChatModel
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 from shared.participant.files import open_files
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
@@ -79,7 +79,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
         yield [manage.tool()]
 
     try:
-        async with beside(
+        async with supervised_tasks(
             watch_backend=partial(_watch_backend, context, model),
             follow_rewards=partial(follow_rewards, context, rewards),
         ):

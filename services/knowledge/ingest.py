@@ -26,7 +26,7 @@ from shared.contracts import (
     ResponseGeneration,
 )
 from shared.envelope import Message
-from shared.participant.background import patiently
+from shared.participant.background import retry_while_transient
 from shared.participant.service import Context
 from shared.records.journal import response_id
 from shared.telemetry.logging import get_logger
@@ -78,7 +78,7 @@ class Ingest:
         turn = turn_of(response, message.envelope.time)
         self._fault("received")
         by_model = settings.by_model and await self._room()
-        written = await patiently(lambda: self._store.hear(turn, rules.read(turn), settled=not by_model))
+        written = await retry_while_transient(lambda: self._store.hear(turn, rules.read(turn), settled=not by_model))
         self._fault("read by rule")
         if written is None or not by_model:
             return ()
@@ -88,22 +88,22 @@ class Ingest:
     async def read(self, message: Message[KnowledgeRead]) -> Iterable[Outgoing]:
         """Has the model read a response that the rules have read."""
         wish = message.payload
-        source = await patiently(lambda: self._store.source(wish.user_id, wish.response_id))
+        source = await retry_while_transient(lambda: self._store.source(wish.user_id, wish.response_id))
         if source is None or source.settled:
             # deleted since, or somebody did it and died before he could say so
             return ()
         claims = await self._extractor.read(source.turn) if self._context.settings.by_model else None
         self._fault("read by the model")
         if claims is None:
-            await patiently(lambda: self._store.settle(wish.user_id, wish.response_id))
+            await retry_while_transient(lambda: self._store.settle(wish.user_id, wish.response_id))
         else:
-            await patiently(lambda: self._store.hear(source.turn, claims, settled=True))
+            await retry_while_transient(lambda: self._store.hear(source.turn, claims, settled=True))
         self._fault("merged")
         return ()
 
     async def forget_session(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
         gone = message.payload
-        count = await patiently(lambda: self._store.forget_session(gone.user_id, gone.session_id, gone.at))
+        count = await retry_while_transient(lambda: self._store.forget_session(gone.user_id, gone.session_id, gone.at))
         self._fault("forgotten")
         log.info("knowledge.session_forgotten", sources=count)
         return ()
@@ -111,16 +111,16 @@ class Ingest:
     async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
         gone = message.payload
         sources = [response_id(query_id, "A") for query_id in gone.queries]
-        await patiently(lambda: self._store.forget(gone.user_id, sources, gone.at))
+        await retry_while_transient(lambda: self._store.forget(gone.user_id, sources, gone.at))
         self._fault("forgotten")
         return ()
 
     async def forget(self, message: Message[KnowledgeForget]) -> Iterable[Outgoing]:
         gone = message.payload
         if gone.response_ids:
-            await patiently(lambda: self._store.forget(gone.user_id, gone.response_ids, gone.at))
+            await retry_while_transient(lambda: self._store.forget(gone.user_id, gone.response_ids, gone.at))
         else:
-            await patiently(lambda: self._store.forget_user(gone.user_id, gone.at))
+            await retry_while_transient(lambda: self._store.forget_user(gone.user_id, gone.at))
         self._fault("forgotten")
         return ()
 

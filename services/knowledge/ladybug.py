@@ -15,7 +15,7 @@ from typing import Any
 
 from services.knowledge.graph import Graph, GraphUnavailable, Row, Run
 from shared.errors import SettingsError
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 from shared.participant.disk import no_room
 from shared.participant.file_lock import FileLock
 from shared.participant.kept import note, note_filled, noted, noted_filled
@@ -302,7 +302,7 @@ async def open_ladybug(
         graph = await asyncio.to_thread(_opened, path, buffer_bytes, whole)
         try:
             await _ready(graph, schema, path)
-            async with beside(overwriting=graph.overwriting):
+            async with supervised_tasks(overwriting=graph.overwriting):
                 yield graph
         finally:
             await asyncio.to_thread(graph.close)

@@ -21,7 +21,7 @@ from services.knowledge.tools import KnowledgeTools
 from shared.contracts import KNOWLEDGE_FORGET, KNOWLEDGE_READ, MEMORY_FORGET, QUERY_FORGET, RESPONSE_GENERATION
 from shared.errors import TransientError
 from shared.llm.courtesy import CourteousChatModel, answering
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
@@ -56,7 +56,7 @@ def builder(*fault: Hook) -> Any:
 
             works = await stack.enter_async_context(open_tools(context, same))
             await _look(context, store)
-            async with beside(watch_graph=partial(_watch, context, store), retention=retention.run):
+            async with supervised_tasks(watch_graph=partial(_watch, context, store), retention=retention.run):
                 yield [
                     *works,
                     Subscription(RESPONSE_GENERATION, ingest.response, limit=_LIMIT),

@@ -135,7 +135,7 @@ async def build(context: Context[McpSettings]) -> AsyncIterator[Sequence[Work]]:
     if not bridge.links:
         log.warning("mcp.no_servers", remedy="name some under mcp: servers: in local2.yaml, or in LOCAL2_MCP_SERVERS")
     for name, link in bridge.links.items():
-        context.keep_up(f"mcp {name}", link.run, first_pause=context.settings.restart_seconds)
+        context.supervise(f"mcp {name}", link.run, first_pause=context.settings.restart_seconds)
     try:
         yield []
     finally:

@@ -29,7 +29,7 @@ from shared.bus.keys import DOCUMENT_VECTORS
 from shared.contracts import MEMORY_READ, MemoryRead, Outgoing
 from shared.envelope import Message
 from shared.errors import Local2Error, TransientError
-from shared.participant.background import patiently
+from shared.participant.background import retry_while_transient
 from shared.participant.service import Context
 from shared.telemetry.logging import get_logger
 
@@ -186,7 +186,7 @@ class Documents:
                     # it has a wish of its own, which waits
                     await self._read_once(other, next(iter(files)))
         # for as long as it takes, however long bucket or disk are in the way
-        await patiently(partial(self._read_once, user_id, id))
+        await retry_while_transient(partial(self._read_once, user_id, id))
         return ()
 
     async def _read_once(self, user_id: str, id: str) -> None:

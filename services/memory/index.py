@@ -137,7 +137,7 @@ class Index:
             return await asyncio.to_thread(work, self._keywords)
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
-            self._context.keep_up("repair words", partial(self._repair, user_id))
+            self._context.supervise("repair words", partial(self._repair, user_id))
             return None
 
     async def _tell(self, change: MemoryChanged) -> None:
@@ -150,7 +150,7 @@ class Index:
         look = self._looks.get(user_id)
         if look is None:
             look = self._looks[user_id] = asyncio.Event()
-            self._context.keep_up("words", partial(self._complete, user_id))
+            self._context.supervise("words", partial(self._complete, user_id))
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await look.wait()

@@ -31,7 +31,7 @@ from shared.contracts import (
 )
 from shared.envelope import Message
 from shared.errors import DecodeError
-from shared.participant.background import patiently
+from shared.participant.background import retry_while_transient
 from shared.participant.machine import Machine
 from shared.participant.service import Context
 from shared.records.journal import response_id
@@ -72,7 +72,7 @@ class Ingest:
         response = message.payload
         steps = self._steps(message, response.query_id)
         steps("INGEST", INGESTING)
-        follows, before = await patiently(lambda: self._before(response))
+        follows, before = await retry_while_transient(lambda: self._before(response))
         at = accepted(response.query_id, message.envelope.time)
         engram = of_response(response, at, before=before, follows=follows)
         if self._context.settings.classify != "off":
@@ -83,29 +83,29 @@ class Ingest:
     async def classify(self, message: Message[MemoryClassify]) -> Iterable[Outgoing]:
         wish = message.payload
         async with self._labelling:
-            found = await patiently(lambda: self._keeper.store.get(wish.user_id, [wish.id]))
+            found = await retry_while_transient(lambda: self._keeper.store.get(wish.user_id, [wish.id]))
             # deleted since, it needs no label
             engram = found.get(wish.id)
             if engram is not None and (note := await self._classifier.label(engram)) is not None:
-                await patiently(lambda: self._keeper.annotate(wish.id, "class", note))
+                await retry_while_transient(lambda: self._keeper.annotate(wish.id, "class", note))
         return ()
 
     async def save(self, message: Message[MemorySave]) -> Iterable[Outgoing]:
         engram = saved(message.payload)
         kept = await self._remember(engram)
         if kept and await self._keeper.ended(engram):
-            await patiently(lambda: self._keeper.delete(engram.user_id, [engram.id]))
+            await retry_while_transient(lambda: self._keeper.delete(engram.user_id, [engram.id]))
         return ()
 
     async def forget(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
         wish = message.payload
-        count = await patiently(lambda: self._keeper.delete_session(wish.user_id, wish.session_id, wish.at))
+        count = await retry_while_transient(lambda: self._keeper.delete_session(wish.user_id, wish.session_id, wish.at))
         log.info("memory.session_forgotten", engrams=count)
         return ()
 
     async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
         wish = message.payload
-        count = await patiently(
+        count = await retry_while_transient(
             lambda: self._keeper.delete_queries(wish.user_id, wish.session_id, wish.queries, wish.at)
         )
         log.info("memory.queries_forgotten", engrams=count)
@@ -140,7 +140,7 @@ class Ingest:
     async def _remember(self, engram: Engram) -> list[Engram]:
         """What is stored then: nothing, when it was deleted meanwhile. Without a model it is found by its words."""
         (vector,) = await self._embedder.documents([embedded_text(engram)])
-        return await patiently(lambda: self._gathering.put(engram, vector))
+        return await retry_while_transient(lambda: self._gathering.put(engram, vector))
 
     async def _before(self, response: ResponseGeneration) -> tuple[str, str]:
         """The turn before it in the session: the id of its engram, and its text."""
@@ -167,7 +167,7 @@ class Ingest:
             async def annotate(engram_id: str = engram_id, kind: NoteKind = kind, note: Note = note) -> bool:
                 return await self._keeper.annotate(engram_id, kind, note)
 
-            await patiently(annotate)
+            await retry_while_transient(annotate)
         return steps("DONE", IDLE)
 
     def _steps(self, message: Message[Any], query_id: str) -> Callable[[str, str], list[Outgoing]]:

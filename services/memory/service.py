@@ -51,7 +51,7 @@ from shared.errors import SettingsError, TransientError
 from shared.llm.builtin import BuiltInEmbeddings, installed
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.courtesy import answering as queries
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
@@ -118,7 +118,7 @@ def builder(fault: Hook = no_fault) -> Any:
             await _facts(context, store, embedder, index, 0, erasing.pending)
             reembedding = Reembedding(context, keeper, embedder, replace=settings.on_model_change == "reembed")
             async with (
-                beside(retention=retention.run),
+                supervised_tasks(retention=retention.run),
                 _background(
                     index.run(),
                     reembedding.run(),

@@ -28,7 +28,7 @@ from services.memory.formats import FileRefused
 from services.memory.incoming import created
 from shared.bus.endpoint import Endpoint
 from shared.errors import SettingsError
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -340,7 +340,7 @@ async def open_transfer(host: str, port: int, redis_url: str, address: str | Non
             raise
 
     with listener:
-        async with beside(files=serve):
+        async with supervised_tasks(files=serve):
             yield transfer
 
 

@@ -40,7 +40,7 @@ from shared.envelope import Message, now_ms
 from shared.errors import TransientError
 from shared.llm.courtesy import answering
 from shared.llm.intents import intent_of
-from shared.participant.background import beside, patiently
+from shared.participant.background import retry_while_transient, supervised_tasks
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
@@ -109,7 +109,7 @@ class Rewarding:
 
     async def _kept(self, message: Message[Any], work: Callable[[Store], R]) -> R:
         """However long the database is in the way, whose disk may be full: nothing is given up for that."""
-        return await patiently(lambda: self._access.with_store(work), message.parked)
+        return await retry_while_transient(lambda: self._access.with_store(work), message.parked)
 
     async def response(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
         """Keeps an answer with the conversation that led to it: what a trainer calls the prompt."""
@@ -264,7 +264,7 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
 
     try:
         async with (
-            beside(tend=partial(_tend, context, access, experiments), retention=retention.run),
+            supervised_tasks(tend=partial(_tend, context, access, experiments), retention=retention.run),
             open_tools(context, tools) as works,
         ):
             yield [

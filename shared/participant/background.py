@@ -1,7 +1,7 @@
-"""Work that goes on beside a participant's own: whatever fails in it is said, counted and begun again.
+"""Background work of a participant: a failure is logged and counted, and the work starts again.
 
-What a participant cannot live without (its reading, its heartbeat) runs in a task group instead, whose first failure
-ends the process; whoever supervises it starts it again. No task is left to itself.
+A participant's essential work (its reads, its heartbeat) runs in a task group instead: the first failure ends the
+process, and its supervisor starts it again. Every task has an owner.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _STORE_PAUSE, _LONGEST_STORE_PAUSE = 0.2, 5.0
 
 Job = Callable[[], Awaitable[object]]
-Aside = Callable[[], AbstractAsyncContextManager[None]]
+Suspended = Callable[[], AbstractAsyncContextManager[None]]
 R = TypeVar("R")
 
 
-async def kept_up(name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> None:
-    """Does the work until it returns or is cancelled. When it fails it is begun again after a pause in seconds, which
-    doubles up to 30 and is short again for work that had gone on for longer than that.
+async def run_supervised(name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> None:
+    """Run `work` until it returns or is cancelled; after a failure, run it again after a pause.
 
-    name: for the log and the counter; one of few.
+    name: for the log and the counter; one of few. first_pause: seconds. The pause doubles up to 30 seconds; it starts
+    again at `first_pause` after a run that took longer than 30 seconds.
     """
     loop = asyncio.get_running_loop()
     pause = first_pause
@@ -45,7 +45,7 @@ async def kept_up(name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> 
             if isinstance(exc, TransientError):
                 log.warning("background.interrupted", work=name, reason=str(exc), seconds=pause)
             else:
-                # a bug, or a world that nobody has thought of: the rest of the participant goes on
+                # A bug must not stop the rest of the participant.
                 log.exception("background.failed", work=name, seconds=pause)
         count(name)
         await asyncio.sleep(pause)
@@ -53,9 +53,9 @@ async def kept_up(name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> 
 
 
 @asynccontextmanager
-async def beside(**work: Job) -> AsyncIterator[None]:
-    """Keeps work up as long as the block lasts, each under its name."""
-    tasks = [asyncio.create_task(kept_up(name, one), name=name) for name, one in work.items()]
+async def supervised_tasks(**work: Job) -> AsyncIterator[None]:
+    """Run each job under its name (see `run_supervised`) as long as the block lasts."""
+    tasks = [asyncio.create_task(run_supervised(name, one), name=name) for name, one in work.items()]
     try:
         yield
     finally:
@@ -64,10 +64,10 @@ async def beside(**work: Job) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def patiently(work: Callable[[], Awaitable[R]], aside: Aside = nullcontext) -> R:
-    """The work's result, however long the store is away: an entry that waits is not one that cannot be handled.
+async def retry_while_transient(work: Callable[[], Awaitable[R]], suspended: Suspended = nullcontext) -> R:
+    """Return the result of `work`; repeat it as long as it raises TransientError.
 
-    aside: in what it waits; a message's `parked` gives its slot to others meanwhile.
+    suspended: the context in which the pauses pass, for example a message's, which releases its slot.
     """
     pause = _STORE_PAUSE
     while True:
@@ -76,17 +76,18 @@ async def patiently(work: Callable[[], Awaitable[R]], aside: Aside = nullcontext
         except TransientError as exc:
             if pause == _STORE_PAUSE:
                 log.warning("ingest.waits", reason=str(exc))
-            async with aside():
+            async with suspended():
                 await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_STORE_PAUSE)
 
 
-def unheard(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """The event loop's handler of failures that nobody waits for: said and counted like the others."""
-    log.error("background.unheard", reason=context["message"], exc_info=context.get("exception"))
-    count("unheard")
+def log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log and count the failure of a task that no other task awaits (an exception handler of the event loop)."""
+    log.error("background.unhandled", reason=context["message"], exc_info=context.get("exception"))
+    count("unhandled")
 
 
 def count(name: str) -> None:
+    """Count a failure of background work."""
     if (meter := metrics.meter()) is not None:
         meter.background_failed(name)

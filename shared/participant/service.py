@@ -25,7 +25,7 @@ from shared.bus.keys import inbox_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, AnyPayload, Outgoing, Subject
 from shared.envelope import Envelope, Message, now_ms
 from shared.errors import BusUnavailable, DecodeError, SettingsError
-from shared.participant.background import FIRST_PAUSE, Job, kept_up, unheard
+from shared.participant.background import FIRST_PAUSE, Job, log_unhandled, run_supervised
 from shared.participant.inbox import Inbox, Notify
 from shared.participant.janitor import Janitor
 from shared.participant.observing import observing, watched
@@ -91,11 +91,11 @@ class Context(Generic[S]):
         self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]], *, after: str | None = None
     ) -> None:
         """Follows an event stream from now on, or from just after an id, in this replica alone."""
-        self.keep_up(f"observe {subject.name}", lambda: self._observe(subject, handle, after))
+        self.supervise(f"observe {subject.name}", lambda: self._observe(subject, handle, after))
 
-    def keep_up(self, name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> None:
-        """Does it in the background, as long as this process is on the bus (see `background.kept_up`)."""
-        self.background.create_task(kept_up(name, work, first_pause=first_pause), name=name)
+    def supervise(self, name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> None:
+        """Does it in the background, as long as this process is on the bus (see `background.run_supervised`)."""
+        self.background.create_task(run_supervised(name, work, first_pause=first_pause), name=name)
 
     async def _observe(
         self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]], after: str | None
@@ -379,7 +379,7 @@ async def _until_told(run: Callable[[S, asyncio.Event], Awaitable[None]], settin
     """Runs a participant until it ends or a signal tells it to."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(unheard)
+    loop.set_exception_handler(log_unhandled)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     running, told = asyncio.ensure_future(run(settings, stop)), asyncio.create_task(stop.wait())

@@ -469,7 +469,7 @@ class Offered:
 
     def announce(self) -> None:
         """Says which tools there are, on `tool.schema`, as soon as Redis takes it: nobody waits for that."""
-        self._context.keep_up("announce tools", self._announce)
+        self._context.supervise("announce tools", self._announce)
 
     async def _announce(self) -> None:
         schemas = [schema for schema in self._schemas if not schema.internal]
@@ -503,7 +503,7 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
             tools = await fresh.stack.enter_async_context(build(settings))
             old, offered.current = offered.current, fresh
             offered.set(tools)
-        context.keep_up("close tools", old.close)
+        context.supervise("close tools", old.close)
         offered.announce()
 
     context.on_settings(replace)

@@ -73,7 +73,7 @@ class Meter:
         self._background = Counter("local2_background_failures", "Failures of work that goes on beside a "
                                    "participant's own, and is begun again", ["work"], registry=registry)  # fmt: skip
         # there from the start, so that its first failure is an increase
-        self._background.labels("unheard")
+        self._background.labels("unhandled")
         self._model_calls = Counter("local2_model_calls", "Model calls", ["model", "outcome"], registry=registry)
         self._model_seconds = Histogram("local2_model_call_seconds", "Seconds of a model call", ["model"],
                                         buckets=_LONG, registry=registry)  # fmt: skip

@@ -26,7 +26,7 @@ from shared.contracts import Usage
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.factory import Backend, open_chat_model
 from shared.llm.port import ChatRequest, Delta, Finish, ModelError, TextDelta
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 
 BACKENDS: tuple[Backend, ...] = ("ollama", "openai", "google_genai")
 
@@ -298,6 +298,6 @@ async def test_a_watch_over_an_odd_server_goes_on() -> None:
                 assert await model.reachable("m") is not None
                 await asyncio.sleep(0.01)
 
-        async with beside(watch=watch):
+        async with supervised_tasks(watch=watch):
             await eventually(lambda: len(asked) > 3)
         await model.aclose()

@@ -55,7 +55,7 @@ def shown(level: str) -> bool:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun again without a long pause."""
-    monkeypatch.setattr(background.kept_up, "__kwdefaults__", {"first_pause": 0.01})
+    monkeypatch.setattr(background.run_supervised, "__kwdefaults__", {"first_pause": 0.01})
 
 
 async def test_an_observer_whose_start_fails_begins_again(
@@ -259,7 +259,7 @@ async def test_a_failure_that_nobody_waits_for_reaches_the_log(
             await _until_told(run, ProbeSettings(redis_url="redis://unused"))
     finally:
         loop.set_exception_handler(None)
-    assert "background.unheard" in capfd.readouterr().err
+    assert "background.unhandled" in capfd.readouterr().err
 
 
 def test_the_counter_is_declared() -> None:

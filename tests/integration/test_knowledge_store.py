@@ -28,7 +28,7 @@ from services.knowledge.repair import repair
 from services.knowledge.search import Search
 from services.knowledge.store import LABELS, TABLES, Store
 from shared.errors import SettingsError
-from shared.participant.background import patiently
+from shared.participant.background import retry_while_transient
 
 BOLT = os.environ.get("LOCAL2_TEST_BOLT", "")
 BUFFER = 32 * 1024 * 1024
@@ -334,7 +334,7 @@ async def test_on_a_full_disk_nothing_is_written_and_what_waits_is_when_there_is
             # more than any disk has
             full.setattr("shared.participant.disk._KEPT", 2**80)
             full.setattr("shared.participant.disk._SHARE", 1)
-            writing = asyncio.create_task(patiently(lambda: store.hear(turn("r1"), claims, settled=True)))
+            writing = asyncio.create_task(retry_while_transient(lambda: store.hear(turn("r1"), claims, settled=True)))
             with pytest.raises(GraphUnavailable, match=r"the disk of .* is full"):
                 await store.hear(turn("r1"), claims, settled=True)
             assert isinstance(graph, LadybugGraph)

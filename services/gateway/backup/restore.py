@@ -19,7 +19,7 @@ from services.gateway.gateway import Gateway
 from shared.bus import Bus
 from shared.bus.keys import RESTORE_LOCK, RESTORE_UNFINISHED
 from shared.errors import Local2Error
-from shared.participant.background import beside
+from shared.participant.background import supervised_tasks
 from shared.participant.backup import BackupError, Header, Reader, Record, Summary
 from shared.telemetry.logging import get_logger
 
@@ -144,7 +144,7 @@ async def alone(gateway: Gateway) -> AsyncIterator[str]:
             f"{_LEASE_MS // 1000} seconds)",
         )
     try:
-        async with beside(restore_lease=partial(_renew, gateway, token)):
+        async with supervised_tasks(restore_lease=partial(_renew, gateway, token)):
             yield token
     finally:
         with contextlib.suppress(Local2Error):

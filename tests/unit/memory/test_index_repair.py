@@ -41,11 +41,11 @@ async def test_what_happens_while_the_words_are_made_anew_holds(tmp_path: Path, 
     async def published(_message: Any) -> None:
         return
 
-    def keep_up(_name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def supervise(_name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         begun.append(asyncio.create_task(work()))
 
     words = KeywordIndex(tmp_path)
-    context: Any = SimpleNamespace(bus=SimpleNamespace(publish=published), keep_up=keep_up)
+    context: Any = SimpleNamespace(bus=SimpleNamespace(publish=published), supervise=supervise)
     store: Any = SimpleNamespace(placed=placed, listing=None)
     index = Index(context, store, words)
     index.ready.set()

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from shared.errors import TransientError
-from shared.participant.background import beside, kept_up, unheard
+from shared.participant.background import log_unhandled, run_supervised, supervised_tasks
 from shared.telemetry import metrics
 from shared.telemetry.logging import configure
 
 ROOT = Path(__file__).parents[3]
 
-# Files with tasks of their own, and who hears of their failures there. Elsewhere: `kept_up`, `beside`, or a group.
+# Files that create tasks themselves, with what handles their failures. Other files use `run_supervised`,
+# `supervised_tasks` or a task group.
 HEARD = {
     "services/cli/commands/ask.py": "the command waits for all of them",
     "services/cli/launch/child.py": "whoever runs the child waits for all of them",
@@ -80,7 +81,7 @@ class Work:
 
 async def test_work_that_fails_is_said_counted_and_begun_again(meter: metrics.Meter, log: Any) -> None:
     work = Work(KeyError("choices"), TransientError("Redis is away"), returns=True)
-    await kept_up("looking", work, first_pause=0.001)
+    await run_supervised("looking", work, first_pause=0.001)
     assert work.begun == 3
     failed, interrupted = log()
     assert failed["event"] == "background.failed"
@@ -93,7 +94,7 @@ async def test_work_that_fails_is_said_counted_and_begun_again(meter: metrics.Me
 
 
 async def test_the_pauses_become_longer(log: Any) -> None:
-    await kept_up("looking", Work(*(ValueError(n) for n in range(4)), returns=True), first_pause=0.001)
+    await run_supervised("looking", Work(*(ValueError(n) for n in range(4)), returns=True), first_pause=0.001)
     assert [line["seconds"] for line in log()] == [0.001, 0.002, 0.004, 0.008]
 
 
@@ -101,7 +102,7 @@ async def test_no_pause_is_longer_than_half_a_minute(monkeypatch: pytest.MonkeyP
     async def at_once(_seconds: float) -> None: ...
 
     monkeypatch.setattr(asyncio, "sleep", at_once)
-    await kept_up("looking", Work(*(ValueError(n) for n in range(8)), returns=True))
+    await run_supervised("looking", Work(*(ValueError(n) for n in range(8)), returns=True))
     assert [line["seconds"] for line in log()] == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
@@ -114,7 +115,7 @@ async def test_after_a_long_good_time_the_pause_is_short_again(monkeypatch: pyte
 
     monkeypatch.setattr(asyncio, "sleep", at_once)
     work = Work(ValueError(1), ValueError(2), ValueError(3), returns=True)
-    coroutine = kept_up("looking", work)
+    coroutine = run_supervised("looking", work)
     # by hand: the loop's own clock has stopped
     with pytest.raises(StopIteration):
         coroutine.send(None)
@@ -125,7 +126,7 @@ async def test_after_a_long_good_time_the_pause_is_short_again(monkeypatch: pyte
 
 async def test_a_cancelled_one_is_not_begun_again(log: Any) -> None:
     work = Work()
-    task = asyncio.create_task(kept_up("looking", work))
+    task = asyncio.create_task(run_supervised("looking", work))
     await work.well.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -145,7 +146,7 @@ async def test_beside_a_block_work_goes_on_until_its_end() -> None:
             await asyncio.sleep(0)
             ended.set()
 
-    async with beside(first=first, second=tidy):
+    async with supervised_tasks(first=first, second=tidy):
         await first.well.wait()
         await second.well.wait()
     assert ended.is_set()
@@ -153,11 +154,13 @@ async def test_beside_a_block_work_goes_on_until_its_end() -> None:
 
 
 async def test_a_failure_that_nobody_waits_for_is_said_and_counted(meter: metrics.Meter, log: Any) -> None:
-    unheard(asyncio.get_running_loop(), {"message": "Task exception was never retrieved", "exception": ValueError("x")})
+    log_unhandled(
+        asyncio.get_running_loop(), {"message": "Task exception was never retrieved", "exception": ValueError("x")}
+    )
     (line,) = log()
-    assert line["event"] == "background.unheard"
+    assert line["event"] == "background.unhandled"
     assert "ValueError: x" in line["exception"]
-    assert b'local2_background_failures_total{work="unheard"} 1.0' in meter.text()
+    assert b'local2_background_failures_total{work="unhandled"} 1.0' in meter.text()
 
 
 def own_tasks(source: str) -> list[str]:

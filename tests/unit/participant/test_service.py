@@ -22,7 +22,7 @@ from shared.contracts import QUERY_CANCEL, SETTINGS_UPDATE, Outgoing, QueryCance
 from shared.envelope import Envelope, Message
 from shared.errors import BusUnavailable, DecodeError, SettingsError
 from shared.participant import service
-from shared.participant.background import unheard
+from shared.participant.background import log_unhandled
 from shared.participant.inbox import Inbox, inbox_bound
 from shared.participant.registry import RELEASE, ReplicaInfo
 from shared.participant.service import Context, Service, Subscription, Work, new_replica_name, receive, run_main
@@ -237,7 +237,7 @@ async def test_what_is_observed_is_kept_up_under_its_name(monkeypatch: pytest.Mo
     kept: list[tuple[str, float]] = []
     followed: list[Any] = []
 
-    async def kept_up(name: str, work: Callable[[], Awaitable[object]], *, first_pause: float) -> None:
+    async def run_supervised(name: str, work: Callable[[], Awaitable[object]], *, first_pause: float) -> None:
         kept.append((name, first_pause))
         await work()
 
@@ -247,13 +247,13 @@ async def test_what_is_observed_is_kept_up_under_its_name(monkeypatch: pytest.Mo
     async def handle(_message: Message[QueryCancel]) -> None:
         pass
 
-    monkeypatch.setattr(service, "kept_up", kept_up)
+    monkeypatch.setattr(service, "run_supervised", run_supervised)
     on = await context()
     monkeypatch.setattr(on, "_observe", observed)
     async with asyncio.TaskGroup() as on.background:
         on.observe(QUERY_CANCEL, handle)
         on.observe(QUERY_CANCEL, handle, after="5-0")
-        on.keep_up("other", lambda: observed("other"), first_pause=0.2)
+        on.supervise("other", lambda: observed("other"), first_pause=0.2)
         assert {task.get_name() for task in on.background._tasks} == {"observe query.cancel", "other"}
     assert kept == [("observe query.cancel", 1.0), ("observe query.cancel", 1.0), ("other", 0.2)]
     assert followed == [(QUERY_CANCEL, handle, None), (QUERY_CANCEL, handle, "5-0"), ("other",)]
@@ -462,7 +462,7 @@ async def test_a_signal_ends_a_participant_and_one_that_does_not_end_is_given_up
         async with asyncio.timeout(60):
             await running
         assert ended == ["given up" if late else "by itself"]
-        assert loop.get_exception_handler() is unheard
+        assert loop.get_exception_handler() is log_unhandled
     finally:
         loop.set_exception_handler(None)
         for each in (signal.SIGTERM, signal.SIGINT):

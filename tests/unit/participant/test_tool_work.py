@@ -471,7 +471,7 @@ async def test_tools_are_announced_when_they_begin_and_again_to_whoever_asks(ear
     context = SimpleNamespace(
         bus=SimpleNamespace(range=cancelled, publish=publish),
         observe=observe,
-        keep_up=lambda _name, work: telling.append(work),
+        supervise=lambda _name, work: telling.append(work),
         participant="probe",
         tools=[],
     )
@@ -503,7 +503,7 @@ async def test_what_stands_among_cancelled_queries_and_cannot_be_read_hides_no_o
     context = SimpleNamespace(
         bus=SimpleNamespace(range=cancelled),
         observe=lambda subject, _hear, after="": observed.append((subject.name, after)),
-        keep_up=lambda _name, _work: None,
+        supervise=lambda _name, _work: None,
     )
     offered = Offered(cast(Any, context))
     on.work._cancelled = offered._cancelled
@@ -675,7 +675,7 @@ class Process:
     def observe(self, subject: Any, _hear: Any, after: str = "") -> None:
         self.done.append((subject.name, after))
 
-    def keep_up(self, name: str, work: Any) -> None:
+    def supervise(self, name: str, work: Any) -> None:
         self.done.append((name, work))
 
     def on_settings(self, changed: Any) -> None:
