@@ -18,7 +18,7 @@ from shared.errors import SettingsError
 from shared.participant.background import supervised_tasks
 from shared.participant.disk import no_room
 from shared.participant.file_lock import FileLock
-from shared.participant.kept import note, note_filled, noted, noted_filled
+from shared.participant.store_marker import mark_created, mark_filled, was_created, was_filled
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -81,17 +81,17 @@ class LadybugGraph:
     def _note_filled(self) -> None:
         """What is in it is missed from now on."""
         if not self._something:
-            note_filled(self._path)
+            mark_filled(self._path)
             self._something = True
 
     async def prepare(self, schema: Sequence[str]) -> None:
         """Makes the tables. Raises SettingsError when nothing is in it where something was."""
         for statement in schema:
             await self._write(statement, {})
-        note(self._path)
+        mark_created(self._path)
         if await self._write("MATCH (n) RETURN 1 AS one LIMIT 1", {}):
             self._note_filled()
-        elif noted_filled(self._path):
+        elif was_filled(self._path):
             raise SettingsError(f"the knowledge is gone: {self._path} is empty and was not; {REMEDY}")
 
     async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
@@ -313,7 +313,7 @@ async def open_ladybug(
 def _opened(path: Path, buffer_bytes: int, whole: bool) -> LadybugGraph:
     import ladybug
 
-    if noted(path) and not path.exists():
+    if was_created(path) and not path.exists():
         raise SettingsError(f"the knowledge is gone: {path} was there before; {REMEDY}")
     try:
         return LadybugGraph(

@@ -16,7 +16,7 @@ from services.knowledge.ladybug import GraphLocked, open_ladybug
 from services.knowledge.settings import EMBEDDED, KnowledgeSettings
 from services.knowledge.store import TABLES, Store
 from shared.errors import Local2Error, SettingsError
-from shared.participant.kept import forget, noted, set_aside
+from shared.participant.store_marker import remove_marker, set_aside, was_created
 
 # What a graph consists of: the ends of its files' names.
 _PARTS = ("", ".wal", ".shadow")
@@ -24,7 +24,7 @@ _PARTS = ("", ".wal", ".shadow")
 
 def repair(path: Path, buffer_bytes: int) -> list[str]:
     """Sentences that say what was done. Raises Local2Error when the graph is in use."""
-    if not path.exists() and not noted(path):
+    if not path.exists() and not was_created(path):
         return []
     try:
         asyncio.run(_opens(path, buffer_bytes))
@@ -35,7 +35,7 @@ def repair(path: Path, buffer_bytes: int) -> list[str]:
         # what belongs to it must not meet the new one
         aside = [set_aside(path.with_name(path.name + end)) for end in _PARTS]
         if saved is None:
-            forget(path)
+            remove_marker(path)
         else:
             for end in _PARTS:
                 if (part := saved.with_name(saved.name + end)).exists():
@@ -63,7 +63,7 @@ def _saved(path: Path, buffer_bytes: int) -> Path | None:
     except (SettingsError, GraphUnavailable):
         pass
     finally:
-        forget(copy)
+        remove_marker(copy)
         copy.with_name(f"{copy.name}.lock").unlink(missing_ok=True)
     _remove(copy)
     return None

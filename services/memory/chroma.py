@@ -30,7 +30,7 @@ from services.memory.engine import Engine, errors, package
 from services.memory.settings import MemorySettings
 from services.memory.vectors import Space
 from shared.errors import TransientError
-from shared.participant.kept import note
+from shared.participant.store_marker import mark_created
 
 R = TypeVar("R")
 
@@ -400,5 +400,5 @@ def embedded(path: Path) -> Engine:
         ctypes.CDLL(None).mallopt(_M_PERTURB, _OVERWRITTEN_WITH)
     _prepared(path / DATABASE)
     engine = Engine(path / DATABASE, _OPEN)
-    note(path)
+    mark_created(path)
     return engine

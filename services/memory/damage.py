@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from shared.participant.kept import noted, sqlite_damage, sqlite_missing
+from shared.participant.store_marker import sqlite_damage, sqlite_missing, was_created
 
 DATABASE = "chroma.sqlite3"
 # Of one collection's vectors; the links are empty while there are few.
@@ -23,7 +23,7 @@ def damage_of(folder: Path) -> str | None:
     """What is missing of a store that has been there; None when nothing is, and for a folder that is new."""
     database = folder / DATABASE
     if (what := sqlite_missing(database)) is not None:
-        return f"{what} from {folder}" if noted(folder) else None
+        return f"{what} from {folder}" if was_created(folder) else None
     try:
         with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as db:
             written = db.execute(_WRITTEN).fetchall()

@@ -29,7 +29,7 @@ from services.memory.settings import MemorySettings
 from services.memory.store import Store, StoreUnavailable
 from services.memory.vectors import NO_VECTOR, Vector
 from shared.errors import Local2Error
-from shared.participant.kept import forget, set_aside, sqlite_trouble
+from shared.participant.store_marker import remove_marker, set_aside, sqlite_trouble
 
 # Of one record: its collection, its id, and one thing that is known of it. As Chroma keeps it.
 _RECORDS = """
@@ -81,7 +81,7 @@ async def repair(settings: MemorySettings) -> list[str]:
         shutil.rmtree(fresh, ignore_errors=True)
         await _written(saved, fresh, settings.collection)
         aside = set_aside(folder)
-        forget(fresh)
+        remove_marker(fresh)
         fresh.rename(folder)
     # the words are made anew from the store at the next start
     (settings.words / "mark").unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from shared.errors import SettingsError, TransientError
 from shared.participant.file_lock import FileLock
-from shared.participant.kept import note, noted, sqlite_damage, sqlite_missing, sqlite_trouble
+from shared.participant.store_marker import mark_created, sqlite_damage, sqlite_missing, sqlite_trouble, was_created
 
 # calls: the tool calls of the turn and their results, as messages; empty where there were none or they are not kept.
 # material: whether the model read what is kept nowhere. prompt: what the judge read, as messages; empty where it is not
@@ -82,7 +82,7 @@ class Database:
         self.damage: str | None = None
         try:
             self._hold(path.resolve())
-            new = sqlite_missing(path) is not None and not noted(path)
+            new = sqlite_missing(path) is not None and not was_created(path)
             if not new and (what := sqlite_trouble(path)):
                 self._lock.close()
                 raise SettingsError(f"database: {what} (in {path.parent}); {REMEDY}")
@@ -93,7 +93,7 @@ class Database:
             # what is removed is overwritten, not only unlinked
             self._db.execute("PRAGMA secure_delete=ON")
             self._db.executescript(_SCHEMA)
-            note(path)
+            mark_created(path)
         except (OSError, sqlite3.Error) as exc:
             remedy = f"; {REMEDY}" if sqlite_damage(exc) else ""
             raise SettingsError(f"database: {path} cannot be used: {exc}{remedy}") from exc

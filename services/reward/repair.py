@@ -17,12 +17,12 @@ from services.reward.settings import RewardSettings
 from services.reward.store import Store
 from shared.errors import Local2Error
 from shared.participant.file_lock import FileLock
-from shared.participant.kept import forget, noted, set_aside, sqlite_missing, sqlite_trouble
+from shared.participant.store_marker import remove_marker, set_aside, sqlite_missing, sqlite_trouble, was_created
 
 
 def repair(path: Path) -> list[str]:
     """Sentences that say what was done. Raises Local2Error when the database is in use."""
-    if sqlite_missing(path) is not None and not noted(path):
+    if sqlite_missing(path) is not None and not was_created(path):
         return []
     if (what := sqlite_trouble(path)) is None:
         return []
@@ -33,7 +33,7 @@ def repair(path: Path) -> list[str]:
         rows = {table: readable(path, table) for table in TABLES} if path.exists() else {}
         # what belongs to it must not meet the new one
         aside = [set_aside(path.with_name(path.name + end)) for end in ("", "-wal", "-shm")]
-        forget(path)
+        remove_marker(path)
     finally:
         lock.close()
     store = Store(path)

@@ -14,7 +14,7 @@ from services.cli.launch.run_lock import run_lock
 from services.cli.settings import RewardWish, StoreWish
 from services.cli.typed import typed
 from shared.errors import Local2Error
-from shared.participant.kept import noted, sqlite_missing, sqlite_trouble
+from shared.participant.store_marker import sqlite_missing, sqlite_trouble, was_created
 
 # Participants whose stores are files of their own; each knows best how to save them.
 _MODULES = ("memory", "reward", "knowledge")
@@ -28,7 +28,7 @@ def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
     found = []
     if embedded:
         try:
-            if (data_dir / "redis").exists() or noted(data_dir / "redis"):
+            if (data_dir / "redis").exists() or was_created(data_dir / "redis"):
                 can_start(data_dir / "redis")
         except Local2Error as exc:
             found.append(("data of the bus", str(exc)))
@@ -37,7 +37,7 @@ def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
     if memory.chroma_url is None:
         databases.append(("memory's store", memory.folder / "chroma.sqlite3"))
     for name, path in databases:
-        there = sqlite_missing(path) is None or noted(path) or noted(path.parent)
+        there = sqlite_missing(path) is None or was_created(path) or was_created(path.parent)
         if there and (what := sqlite_trouble(path)):
             found.append((name, f"damaged: {what} (in {path.parent})"))
     return found
@@ -62,7 +62,7 @@ async def _repair(data_dir: Path, embedded: bool) -> list[str]:
 
 
 def _bus(folder: Path) -> list[str]:
-    if not folder.exists() and not noted(folder):
+    if not folder.exists() and not was_created(folder):
         return []
     try:
         with EmbeddedRedis(folder):

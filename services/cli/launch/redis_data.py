@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 from services.cli.counted import counted
 from services.cli.launch.redis_servers import EmbeddedRedisError, Version
 from services.cli.typed import typed
-from shared.participant import kept as stores
-from shared.participant.kept import set_aside
+from shared.participant import store_marker
+from shared.participant.store_marker import set_aside
 
 FOLDER = "appendonlydir"
 # What is remembered of the server that wrote the folder, and how long its files were.
@@ -103,7 +103,7 @@ def check(data_dir: Path) -> None:
     kept: dict[str, Any] = sizes if isinstance(sizes, dict) else {}
     if not parts:
         if not (folder / _MANIFEST).exists():
-            if kept or stores.noted(data_dir):
+            if kept or store_marker.was_created(data_dir):
                 gone = "is empty" if folder.exists() and not any(folder.iterdir()) else "has lost its manifest"
                 raise DataDamaged(data_dir, f"{FOLDER} {gone if folder.exists() else 'is gone'}")
             if any(part.path.stat().st_size for part in _guessed(folder) if part.kind == "i"):
@@ -164,7 +164,7 @@ def repair(data_dir: Path, readable: Callable[[], int | None]) -> list[str]:
     parts = [part for part in _parts(data_dir) if part.path.exists()] or _guessed(folder)
     aside = set_aside(folder)
     (data_dir / _RECORD).unlink(missing_ok=True)
-    stores.forget(data_dir)
+    store_marker.remove_marker(data_dir)
     said = [f"{folder} was put aside as {aside}"] if aside else []
     moved = [_Part(aside / part.path.name, part.number, part.kind) for part in parts] if aside else []
     base = [part for part in moved if part.kind == "b" and part.path.stat().st_size]

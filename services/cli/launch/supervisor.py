@@ -22,7 +22,7 @@ from services.cli.launch.plan import python
 from services.cli.launch.readiness import reasons
 from services.cli.launch.redis_keeper import RedisKeeper
 from shared.errors import Local2Error
-from shared.participant import kept
+from shared.participant import store_marker
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Supervisor:
         server = EmbeddedRedis(self.data_dir / "redis", reuse=True, extra={"appendfsync": appendfsync})
         self._redis = RedisKeeper(server, self.view.writer("redis"), backoff=self.backoff)
         url = await self._redis.start()
-        kept.note(server.data_dir)
+        store_marker.mark_created(server.data_dir)
         self._keep(self._redis.run(), "redis")
         return url
 

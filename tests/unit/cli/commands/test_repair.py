@@ -18,13 +18,13 @@ from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.cli.launch.redis_data import DataDamaged
 from services.cli.launch.run_lock import AlreadyRunning, run_lock
 from services.reward.store import Store
-from shared.participant import kept
+from shared.participant import store_marker
 
 
 def filled(folder: Path) -> None:
     with EmbeddedRedis(folder / "redis") as server, redis.Redis.from_url(server.url) as db:
         db.set("key", "value")
-    kept.note(folder / "redis")
+    store_marker.mark_created(folder / "redis")
     Store(folder / "preferences.sqlite").close()
 
 

@@ -1,7 +1,7 @@
-"""What is on disk must be there again: a store that has vanished, or is no store any more, is damage and no new start.
+"""Markers of stores on disk: a store that was created once and is missing now is damaged, not new.
 
-A store is noted beside itself (`NAME.made`) once it is there. Programs that find one missing say so; only a repair,
-which somebody asks for, puts the rest aside and lets it begin anew.
+The marker is a file beside the store (`NAME.made`). Programs report a missing store. Only a repair, which a user
+starts, removes the marker, so that the store may be created again.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from urllib.parse import quote
 _FILLED = "filled\n"
 
 
-def note(store: Path) -> None:
-    """The store is there now. Raises OSError."""
+def mark_created(store: Path) -> None:
+    """Write the marker of a store that exists now. Raises OSError."""
     marker = _marker(store)
     if not marker.exists():
         marker.touch(mode=0o600)
 
 
-def noted(store: Path) -> bool:
-    """Whether it has been there."""
+def was_created(store: Path) -> bool:
+    """Return whether the store has a marker."""
     return _marker(store).exists()
 
 
-def note_filled(store: Path) -> None:
-    """There is something in it from now on. Raises OSError."""
-    if not noted_filled(store):
+def mark_filled(store: Path) -> None:
+    """Note in the marker that the store has content. Raises OSError."""
+    if not was_filled(store):
         _marker(store).write_text(_FILLED)
 
 
-def noted_filled(store: Path) -> bool:
-    """Whether there has been something in it: to find nothing there is a loss."""
-    return noted(store) and _marker(store).read_text() == _FILLED
+def was_filled(store: Path) -> bool:
+    """Return whether the store had content at any time: an empty store is then a loss."""
+    return was_created(store) and _marker(store).read_text() == _FILLED
 
 
-def forget(store: Path) -> None:
-    """It may begin anew."""
+def remove_marker(store: Path) -> None:
+    """Remove the marker, so that the store may be created again."""
     _marker(store).unlink(missing_ok=True)
 
 
@@ -48,21 +48,21 @@ def _marker(store: Path) -> Path:
 
 
 def sqlite_missing(path: Path) -> str | None:
-    """What is wrong with a database that should be there, at one look; None when there is something in it."""
+    """Return what is wrong with a database file, without opening it; None if it has content."""
     if not path.exists():
         return f"{path.name} is gone"
     return None if path.stat().st_size else f"{path.name} is empty"
 
 
 def sqlite_trouble(path: Path) -> str | None:
-    """The same after reading all of it; one that is in use just now counts as whole."""
+    """Return what is wrong with a database after reading all of it; None if nothing is, or if it is in use."""
     if (what := sqlite_missing(path)) is not None:
         return what
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=1.0)) as db:
             said = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.OperationalError as exc:
-        # locked, or not to be read by this user: that says nothing of what is in it
+        # Locked, or unreadable for this user: no evidence of damage.
         return f"{path.name}: {exc}" if "malformed" in str(exc) else None
     except sqlite3.DatabaseError as exc:
         return f"{path.name}: {exc}"
@@ -70,12 +70,12 @@ def sqlite_trouble(path: Path) -> str | None:
 
 
 def sqlite_damage(exc: BaseException) -> bool:
-    """Whether an error says that the file itself is broken; any other one passes, or is a bug."""
+    """Return whether an error means that the database file is damaged."""
     return type(exc) is sqlite3.DatabaseError
 
 
 def set_aside(path: Path) -> Path | None:
-    """Renames what is there to a name that says so; None when nothing is. Raises OSError."""
+    """Rename a file or folder to `NAME.broken-TIME`; return the new path, None if there is none. Raises OSError."""
     if not path.exists():
         return None
     stamp = time.strftime("%Y%m%d-%H%M%S")
