@@ -11,7 +11,7 @@ from shared.bus.keys import JANITOR
 from shared.bus.letters import drop_forged
 from shared.contracts import DEAD_LETTER, TOOL_REQUEST, Subject
 from shared.errors import TransientError
-from shared.participant.ration import ration
+from shared.participant.quota import enforce_quota
 from shared.participant.registry import outside
 from shared.telemetry.logging import get_logger
 
@@ -83,7 +83,7 @@ class Janitor:
         now = self._bus.now_ms()
         if self._watch.look(now) <= 0:
             self._absent.clear()
-        await ration(self._bus)
+        await enforce_quota(self._bus)
         subjects = await self._bus.subjects()
         for subject in subjects:
             try:

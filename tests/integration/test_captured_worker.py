@@ -31,7 +31,7 @@ from shared.bus.port import Script
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, ToolRequest
 from shared.errors import DecodeError
 from shared.participant.janitor import Janitor
-from shared.participant.ration import _above, ration
+from shared.participant.quota import _largest_above, enforce_quota
 from shared.participant.registry import RELEASE, Registry, ReplicaInfo, announcing
 from shared.participant.service import open_context
 from shared.participant.settings import Settings
@@ -316,10 +316,10 @@ def test_everything_that_it_may_write_is_rationed() -> None:
 
 def test_what_one_kind_of_key_holds_above_its_share_goes_largest_first() -> None:
     sizes = [(30, b"a"), (5, b"b"), (40, b"c"), (10, b"d")]
-    assert _above(sizes, 85) == []
-    assert _above(sizes, 84) == [(40, b"c")]
-    assert _above(sizes, 14) == [(40, b"c"), (30, b"a"), (10, b"d")]
-    assert _above(sizes, 0) == sorted(sizes, reverse=True)
+    assert _largest_above(sizes, 85) == []
+    assert _largest_above(sizes, 84) == [(40, b"c")]
+    assert _largest_above(sizes, 14) == [(40, b"c"), (30, b"a"), (10, b"d")]
+    assert _largest_above(sizes, 0) == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize("limit", ["0", "64mb"])
@@ -331,7 +331,7 @@ async def test_nobody_is_counted_while_there_is_room_enough(tmp_path: Path, limi
         async with Bus(users.core, "test/1") as bus:
             await bus.link.call("PING")
             web.set("local2:result:{local2:tool.request.web_search}:c", "x" * 10_000_000)
-            assert await ration(bus) == 0
+            assert await enforce_quota(bus) == 0
 
 
 # ── what it says of others ───────────────────────────────────────────────────────────────────────────────────────

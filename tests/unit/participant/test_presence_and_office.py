@@ -90,7 +90,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Trimmed:
         on.done.append("forged")
 
     monkeypatch.setattr("shared.participant.janitor.drop_forged", drop_forged)
-    monkeypatch.setattr("shared.participant.janitor.ration", shared)
+    monkeypatch.setattr("shared.participant.janitor.enforce_quota", shared)
     monkeypatch.setattr("shared.participant.janitor.asyncio", SimpleNamespace(sleep=sleep))
     return on
 

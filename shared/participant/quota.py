@@ -21,12 +21,12 @@ log = get_logger()
 
 # While memory is scarce, the keys of one kind may have this share of the limit, and at least this many bytes: smaller
 # kinds do not fill the server.
-_SHARE = 1 / 16
-_AT_LEAST = 1_000_000
+_QUOTA_SHARE = 1 / 16
+_MIN_QUOTA_BYTES = 1_000_000
 _PAGE = 1_000
 
 
-async def ration(bus: Bus) -> int:
+async def enforce_quota(bus: Bus) -> int:
     """Remove keys above the quota of their kind, the largest first, while memory is scarce; return their number.
 
     Only keys that untrusted workers may write. The next heartbeat writes registry entries again, a repeated call its
@@ -35,7 +35,7 @@ async def ration(bus: Bus) -> int:
     limits = [limit for used, limit in await memory(bus) if used >= SCARCE * limit]
     if not limits:
         return 0
-    quota = max(int(min(limits) * _SHARE), _AT_LEAST)
+    quota = max(int(min(limits) * _QUOTA_SHARE), _MIN_QUOTA_BYTES)
     kinds: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
     async for raw in bus.scan(OURS):
         found = [(kind, key) for key in raw if (kind := rationed(key)) is not None]
@@ -45,10 +45,10 @@ async def ration(bus: Bus) -> int:
     for kind, sizes in kinds.items():
         if kind == REQUESTS:
             sizes = await _empty(bus, sizes)
-        gone = _above(sizes, quota)
+        gone = _largest_above(sizes, quota)
         if not gone:
             continue
-        log.error("bus.ration_exceeded", kind=kind.decode(), keys=len(gone), bytes=sum(size for size, _ in gone))
+        log.error("bus.quota_exceeded", kind=kind.decode(), keys=len(gone), bytes=sum(size for size, _ in gone))
         removed += len(gone)
         for start in range(0, len(gone), _PAGE):
             await bus.link.pipe([await _removal(bus, key) for _, key in gone[start : start + _PAGE]])
@@ -62,19 +62,19 @@ async def _empty(bus: Bus, sizes: Sequence[tuple[int, bytes]]) -> list[tuple[int
 
 
 async def _sizes(bus: Bus, keys: Sequence[bytes]) -> list[int]:
-    """The bytes that keys take; of one that has gone meanwhile 0."""
+    """Return the bytes that each key takes; 0 for a key that is gone."""
     if not keys:
         return []
     sizes = await bus.link.pipe_raw([("MEMORY", "USAGE", key) for key in keys])
     return [size if isinstance(size, int) else 0 for size in sizes]
 
 
-def _above(sizes: list[tuple[int, bytes]], share: int) -> list[tuple[int, bytes]]:
-    """The largest keys, so many that the others have no more bytes than their share."""
+def _largest_above(sizes: list[tuple[int, bytes]], quota: int) -> list[tuple[int, bytes]]:
+    """Return the largest keys, so many that the others together stay within the quota."""
     total = sum(size for size, _ in sizes)
     gone = []
     for size, key in sorted(sizes, reverse=True):
-        if total <= share:
+        if total <= quota:
             break
         gone.append((size, key))
         total -= size
@@ -83,7 +83,7 @@ def _above(sizes: list[tuple[int, bytes]], share: int) -> list[tuple[int, bytes]
 
 async def _removal(bus: Bus, key: bytes) -> Command:
     if key == DEAD_LETTER.stream.encode():
-        # the older half: an operator may still want to see what the others say
+        # The older half: an operator may still need the rest.
         return ("XTRIM", key, "MAXLEN", int(await bus.link.call("XLEN", key)) // 2)
     if key.startswith(REQUESTS):
         return DROP_EMPTY((key.decode(errors="surrogateescape"),))
