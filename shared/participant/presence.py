@@ -1,4 +1,4 @@
-"""Saying that a replica is there: its registry entry, its inbox and its settings' description, kept by a heartbeat."""
+"""Register a replica: its registry entry, its inbox and the description of its settings, renewed by a heartbeat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from shared.bus import Bus, BusFull, Command, ReplyError, order
 from shared.bus.keys import schema_key, starts_key
 from shared.errors import TransientError
-from shared.participant.registry import ReplicaInfo, announcing, leaving, mend, still_there
+from shared.participant.registry import ReplicaInfo, announcing, leaving, repair_index, still_there
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -19,11 +19,11 @@ _INBOX_SECONDS = 60
 
 
 class Presence:
-    """What others know of a replica.
+    """A replica's keys in Redis that other processes read.
 
-    read: how far the inbox has been read. told: what the registry is to say of the replica now.
-    described: its settings' schema and start values, as JSON.
-    full: why Redis takes no writes, as of the last heartbeat; None while it does.
+    read: returns the id up to which the inbox has been read. told: returns the registry entry to write.
+    described: the schema and start values of the settings, as JSON.
+    full: why Redis refused the last heartbeat's writes; None if it did not.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Presence:
         self._undescribed = False
         self.full: str | None = None
 
-    async def arrive(self, *, patient: bool) -> None:
-        """Opens the inbox and describes the settings, before anybody asks.
+    async def register(self, *, patient: bool) -> None:
+        """Create the inbox and write the description of the settings.
 
-        patient: a Redis that is full is waited for; else the heartbeat makes up for it when there is room.
+        patient: wait while Redis is full; otherwise a later heartbeat repeats the writes.
         """
         while True:
             try:
@@ -62,7 +62,7 @@ class Presence:
                 if not patient:
                     return
             await asyncio.sleep(1.0)
-        # a statistic: a user of the bus who may not write it can do without
+        # A statistic: a user of Redis without the right to write it starts without.
         await self._bus.pulse.pipe_raw([("INCR", starts_key(self._participant))])
 
     def _opening(self) -> list[Command]:
@@ -84,31 +84,32 @@ class Presence:
         self._undescribed = False
 
     async def announce(self, heartbeat: float) -> None:
-        """Writes the registry entry, which goes after three heartbeats."""
+        """Write the registry entry, which expires after the visibility timeout."""
         ttl = int(heartbeat * MISSED * 1000)
         there: list[Command] = [("EXISTS", schema_key(self._participant)), ("EXPIRE", self._inbox, _INBOX_SECONDS)]
         try:
             replies = await self._bus.pulse.pipe([*announcing(self._told(), ttl), *there])
         except BusFull as exc:
             self.full = str(exc)
-            # nobody is to think it dead, and start it anew, because Redis is full
+            # A full Redis must not make a live replica look dead: its supervisor would restart it.
             await self._bus.pulse.call(*still_there(self._participant, self._replica, ttl))
             raise
         self.full = None
         if self._undescribed or not all(replies[-len(there) :]):
-            # flushed, or expired while this process was stopped: answers go to an inbox that is there only
+            # Redis was flushed, or the keys expired while this process was stopped. Workers answer only to an inbox
+            # that exists.
             await self._bus.pulse.pipe(self._opening())
             self._undescribed = False
 
     async def _tidy(self) -> None:
-        """Others may write to the inbox whatever they like: what was read of it goes, and what shuts it."""
+        """Remove the inbox entries that were read, and an id that would block further ones."""
         ms, number = order(self._read())
-        # to the last one: it may have words of a session that is deleted now
+        # Including the last one: it may hold text of a session that is deleted now.
         await self._bus.pulse.pipe_raw([("XTRIM", self._inbox, "MINID", "=", f"{ms}-{number + 1}")])
         await self._bus.unblock_stream(self._inbox)
 
     async def run(self, heartbeat: Callable[[], float]) -> None:
-        """Announces with every heartbeat until cancelled, whatever the rest that a heartbeat does may take."""
+        """Announce with every heartbeat until cancelled."""
         now = asyncio.get_running_loop().time
         while True:
             due = now() + heartbeat()
@@ -118,7 +119,7 @@ class Presence:
             await asyncio.sleep(due - now())
 
     async def _missed(self, failure: BaseException | None) -> None:
-        """Goes on after what Redis refuses or cannot do now; anything else is raised."""
+        """Log a failure of Redis and go on; raise any other failure."""
         if failure is None:
             return
         if not isinstance(failure, (TransientError, ReplyError)):
@@ -126,10 +127,10 @@ class Presence:
         log.warning("service.heartbeat_failed", reason=str(failure))
         if isinstance(failure, ReplyError) and failure.code == "WRONGTYPE":
             with contextlib.suppress(TransientError, ReplyError):
-                await mend(self._bus.pulse)
+                await repair_index(self._bus.pulse)
 
-    async def leave(self) -> None:
-        """Takes the entry and the inbox away, when Redis answers within a second."""
+    async def deregister(self) -> None:
+        """Remove the entry and the inbox, if Redis answers within a second."""
         with contextlib.suppress(TimeoutError, TransientError, ReplyError):
             async with asyncio.timeout(1.0):
                 await self._bus.pulse.pipe_raw([*leaving(self._participant, self._replica), ("DEL", self._inbox)])

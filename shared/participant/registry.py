@@ -116,8 +116,8 @@ def leaving(participant: str, replica: str) -> list[Command]:
     return [("DEL", replica_key(participant, replica)), ("ZREM", REPLICAS, f"{participant}/{replica}")]
 
 
-async def mend(port: Port) -> None:
-    """Takes away what somebody has put in the place of an index; heartbeats write it anew."""
+async def repair_index(port: Port) -> None:
+    """Remove an index whose key has another type; heartbeats write it again."""
     for key, kind in ((REPLICAS, b"zset"), (KNOWN_TOOLS, b"set")):
         if await port.call("TYPE", key) not in (kind, b"none"):
             log.error("registry.index_overwritten", key=key)
@@ -169,7 +169,7 @@ class Registry:
         if fresh or self._stale:
             async with self._lock:
                 if fresh or self._stale:
-                    self._snapshot = self._and_whom_nobody_saw_leave(*await self._read())
+                    self._snapshot = self._merge_presumed_alive(*await self._read())
                     self._served = _served(self._snapshot)
                     self._offered = {
                         name: {"type": "function", "function": schema["function"]}
@@ -184,8 +184,9 @@ class Registry:
     def _stale(self) -> bool:
         return time.monotonic() - self._taken > self._freshness
 
-    def _and_whom_nobody_saw_leave(self, found: list[ReplicaInfo], now: int, mute: bool) -> list[ReplicaInfo]:
-        if not mute:
+    def _merge_presumed_alive(self, found: list[ReplicaInfo], now: int, writes_refused: bool) -> list[ReplicaInfo]:
+        """Add the replicas of the last snapshot as long as a live replica may not have renewed its entry yet."""
+        if not writes_refused:
             self._watch.look(now)
             if now >= self._watch.back + self._heard:
                 return found
@@ -193,16 +194,15 @@ class Registry:
         return sorted(there.values(), key=_place)
 
     async def _read(self) -> tuple[list[ReplicaInfo], int, bool]:
-        """Those that say that they live, in their order, the time of the bus in ms, and whether nobody can say so,
-        because Redis takes no writes at all.
+        """Return the live replicas in order, the server's time (ms), and whether Redis refuses all writes.
 
-        Who was seen by a clock that has gone back since has not been heard of after that.
+        Entries from before the server's clock went back are left out until they are renewed.
         """
-        # nobody is called that
+        # An empty member never exists: this write changes nothing, but shows whether writes are refused.
         nothing, *replies = await self._bus.link.pipe_raw(
             [("ZADD", REPLICAS, "XX", 0, ""), ("ZRANGE", REPLICAS, 0, -1), ("TIME",)]
         )
-        mute = isinstance(nothing, ReplyError) and nothing.code in NO_WRITES
+        writes_refused = isinstance(nothing, ReplyError) and nothing.code in NO_WRITES
         index, (seconds, micros) = map(checked, replies)
         now = int(seconds) * 1000 + int(micros) // 1000
         raw = [member.decode(errors="replace") for member in index]
@@ -210,7 +210,7 @@ class Registry:
         for member in set(raw) - set(members):
             not_understood(REPLICAS, member, "not the name of a replica: participant/replica")
         if not members:
-            return [], now, mute
+            return [], now, writes_refused
         values = await self._bus.link.pipe_raw([("GET", replica_key(*member.split("/", 1))) for member in members])
         gone = [member for member, value in zip(members, values, strict=True) if value is None]
         if gone:
@@ -220,7 +220,7 @@ class Registry:
             for member, value in zip(members, values, strict=True)
             if isinstance(value, bytes) and (info := _parsed(member, value)) is not None and info.seen < now + _AHEAD_MS
         ]
-        return sorted(found, key=_place), now, mute
+        return sorted(found, key=_place), now, writes_refused
 
     async def _remember(self, names: Sequence[str]) -> None:
         """Store the names of tools for the time when no worker serves them: a tool worker may not write them itself.
@@ -245,7 +245,7 @@ class Registry:
         self._overloaded = {tool for tool, groups in waiting if _unfinished(groups) > MOST_WAITING}
         if isinstance(known, ReplyError):
             if known.code == "WRONGTYPE":
-                await mend(self._bus.link)
+                await repair_index(self._bus.link)
             return
         new = [name for name, there in zip(names, known, strict=True) if not there]
         if new and count + len(new) > _MOST_TOOLS:
@@ -268,8 +268,8 @@ class Registry:
         await self.replicas()
         return self._offered
 
-    def at_hand(self, tool: str) -> dict[str, Any] | None:
-        """What `served` says, where that is known without asking."""
+    def cached(self, tool: str) -> dict[str, Any] | None:
+        """Return the schema that `served` would return, if the snapshot is fresh and has it."""
         return None if self._stale else self._served.get(tool)
 
     async def served(self, tool: str) -> dict[str, Any] | None:
@@ -277,7 +277,7 @@ class Registry:
 
         Nobody is told that a tool is not there because its worker came a moment ago.
         """
-        if self.at_hand(tool) is None:
+        if self.cached(tool) is None:
             await self.replicas(fresh=tool not in self._served)
         return self._served.get(tool)
 

@@ -94,7 +94,7 @@ class Context(Generic[S]):
         self.supervise(f"observe {subject.name}", lambda: self._observe(subject, handle, after))
 
     def supervise(self, name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> None:
-        """Does it in the background, as long as this process is on the bus (see `background.run_supervised`)."""
+        """Run work in the background as long as this process is on the bus (see `background.run_supervised`)."""
         self.background.create_task(run_supervised(name, work, first_pause=first_pause), name=name)
 
     async def _observe(
@@ -166,7 +166,7 @@ class Context(Generic[S]):
         """Announced and listening, with everything that goes on in the background. since: the newest change of settings
         when the kept ones were read."""
         with _allowed(self.participant):
-            await self.presence.arrive(patient=patient)
+            await self.presence.register(patient=patient)
         async with asyncio.TaskGroup() as background:
             self.background = background
             for running in (
@@ -183,7 +183,7 @@ class Context(Generic[S]):
             finally:
                 for task in list(background._tasks):
                     task.cancel()
-                await self.presence.leave()
+                await self.presence.deregister()
 
 
 @contextlib.contextmanager

@@ -210,7 +210,7 @@ class ToolClient:
         bus, registry = self._context.bus, self._context.registry
         # since when it is known that nobody has asked before
         asked = now = bus.now_ms()
-        served = registry.at_hand(tool)
+        served = registry.cached(tool)
         if served is None:
             served, now = await registry.served(tool), bus.now_ms()
         if served is None or bool(served.get("internal")) is not internal:

@@ -25,7 +25,7 @@ from shared.participant.registry import (
     ReplicaInfo,
     announcing,
     leaving,
-    mend,
+    repair_index,
     still_there,
 )
 
@@ -214,17 +214,17 @@ async def test_who_could_not_say_that_he_lives_counts_for_a_while(bus: Bus, raw:
 
 
 async def test_what_stands_in_the_place_of_an_index_is_taken_away_and_nothing_else(bus: Bus, raw: redis.Redis) -> None:
-    await mend(bus.link)
+    await repair_index(bus.link)
     await announce(bus, info(tools=[tool("fetch")]))
-    await mend(bus.link)
+    await repair_index(bus.link)
     await Registry(bus, 0.0).replicas()
-    await mend(bus.link)
+    await repair_index(bus.link)
     assert raw.zcard(REPLICAS) == 1
     assert raw.smembers(KNOWN_TOOLS) == {b"fetch"}
     raw.set(REPLICAS, "x")
     raw.delete(KNOWN_TOOLS)
     raw.lpush(KNOWN_TOOLS, "x")
-    await mend(bus.link)
+    await repair_index(bus.link)
     assert not raw.exists(REPLICAS, KNOWN_TOOLS)
 
 

@@ -67,7 +67,7 @@ async def _sent_by_us(args: dict[str, Any], answer: str) -> list[Command]:
     bus.link.commit = commit  # type: ignore[method-assign, assignment]
     context: Any = SimpleNamespace(
         bus=bus, inbox="PromisesBus:replies", on_inbox=lambda *_: None,
-        registry=SimpleNamespace(at_hand=served, overloaded=lambda _tool: False),
+        registry=SimpleNamespace(cached=served, overloaded=lambda _tool: False),
         participant="bench_echo", settings=SimpleNamespace(retention=86_400),
     )  # fmt: skip
     caller = Caller("1700000000000000000-0", "1700000000000000000", "bench", "A", bus.now_ms() + 15_000)

@@ -268,7 +268,7 @@ async def test_who_arrives_waits_for_a_redis_that_takes_no_writes_only_when_it_i
 
     monkeypatch.setattr("shared.participant.presence.asyncio.sleep", sleep)
     presence = presence_on(pulse)
-    await presence.arrive(patient=patient)
+    await presence.register(patient=patient)
     started = [("INCR", starts_key("probe"))]
     assert pulse.sent == ([OPENING, "waits", OPENING, "waits", OPENING, started] if patient else [OPENING])
     # who waited for room says so until his first heartbeat
@@ -382,7 +382,7 @@ async def test_who_leaves_takes_away_what_was_his() -> None:
     gone = [("DEL", replica_key("probe", "r1")), ("ZREM", REPLICAS, "probe/r1"), ("DEL", INBOX)]
     for errors in ([], [BusUnavailable("away")], [ReplyError("NOPERM no")]):
         pulse = Slow(*errors)
-        await presence_on(pulse).leave()
+        await presence_on(pulse).deregister()
         assert pulse.sent == [gone]
 
 
@@ -393,7 +393,7 @@ async def test_who_leaves_waits_for_nobody() -> None:
             raise AssertionError
 
     async with asyncio.timeout(30):
-        await presence_on(Hanging()).leave()
+        await presence_on(Hanging()).deregister()
 
 
 async def test_what_an_observer_makes_of_a_message_ends_nothing() -> None:

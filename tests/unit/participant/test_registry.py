@@ -199,7 +199,7 @@ async def test_of_tools_the_one_that_is_there_longest_speaks_and_models_are_offe
         info("w", "web_x", tools=[tool("web_x"), tool("stolen")]),
     )
     on = Looking(index, 5.0, monkeypatch)
-    assert on.registry.at_hand("x") is None
+    assert on.registry.cached("x") is None
     offered = {name: {"type": "function", "function": {"name": name}} for name in ("x", "y" * 64, "web_x")}
     assert await on.registry.tools() == offered
     assert await on.registry.served("x") == tool("x", timeout=1)
@@ -213,8 +213,8 @@ async def test_of_tools_the_one_that_is_there_longest_speaks_and_models_are_offe
     ]  # fmt: skip
     # what is known is not read again, what is not is looked for
     index.asked.clear()
-    assert await on.registry.served("x") == on.registry.at_hand("x") == tool("x", timeout=1)
-    assert on.registry.at_hand("never") is None
+    assert await on.registry.served("x") == on.registry.cached("x") == tool("x", timeout=1)
+    assert on.registry.cached("never") is None
     assert index.asked == []
     index.announce(info("late", tools=[tool("later")]))
     assert await on.registry.served("later") == tool("later")
@@ -224,7 +224,7 @@ async def test_of_tools_the_one_that_is_there_longest_speaks_and_models_are_offe
     # what has become stale is read again though it is known
     del index.written["web_x/w"]
     on.passes(6_000)
-    assert on.registry.at_hand("web_x") is None
+    assert on.registry.cached("web_x") is None
     assert await on.registry.served("web_x") is None
 
 

@@ -114,7 +114,7 @@ async def test_a_process_says_what_it_is_and_has_to_do_under_its_own_name(monkey
         await on.presence.run(lambda: 2.0)
     assert bus.sent[-2:] == [("XTRIM", inbox, "MINID", "=", "7-6"), ("unblock", inbox)]
     bus.sent.clear()
-    await on.presence.leave()
+    await on.presence.deregister()
     gone = [("DEL", replica_key("probe", "r1")), ("ZREM", REPLICAS), ("DEL", inbox)]
     assert [command[:2] for command in bus.sent] == gone
 
@@ -537,13 +537,13 @@ async def test_a_process_is_there_before_anything_else_and_gone_after_everything
             done.append(f"no {name}")
 
     class There:
-        async def arrive(self, *, patient: bool) -> None:
-            done.append(("arrive", patient))
+        async def register(self, *, patient: bool) -> None:
+            done.append(("register", patient))
 
         async def run(self, heartbeat: Callable[[], float]) -> None:
             await forever(f"beat {heartbeat()}")
 
-        async def leave(self) -> None:
+        async def deregister(self) -> None:
             done.append("leave")
 
     class Office:
@@ -573,7 +573,7 @@ async def test_a_process_is_there_before_anything_else_and_gone_after_everything
     with pytest.raises(ExceptionGroup, match="unhandled"):
         await ends(on)
     parts = ["tail", "inbox", "registry", "beat 2.0", "janitor 10.0"]
-    assert done[:2] == [("arrive", False), ("settings.update", on._follow_settings, "5-0")]
+    assert done[:2] == [("register", False), ("settings.update", on._follow_settings, "5-0")]
     assert sorted(done[2:7]) == sorted(parts)
     assert done[7] == "there"
     assert sorted(done[8:]) == sorted(["leave", *(f"no {part}" for part in parts)])

@@ -26,7 +26,7 @@ from shared.participant.tool_watch import attributes_of
 Commit = tuple[list[Command], bool, asyncio.Future[list[Reply]]]
 
 
-def _nothing_at_hand(_tool: str) -> None:
+def _nothing_cached(_tool: str) -> None:
     """The registry has to be asked."""
 
 
@@ -44,7 +44,7 @@ class Process:
         self.says: dict[str, Any] = {}
         self.hear: Callable[[str, Mapping[bytes, bytes]], None] = lambda _id, _raw: None
         self.bus = SimpleNamespace(link=self, now_ms=lambda: 0, left=self.left, publishing=self.publishing)
-        self.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=self.served, overloaded=lambda _tool: False)
+        self.registry = SimpleNamespace(cached=_nothing_cached, served=self.served, overloaded=lambda _tool: False)
 
     def left(self, deadline: int, _entry_id: str) -> float:
         return float(deadline - self.bus.now_ms()) / 1000
@@ -186,7 +186,7 @@ async def test_a_tool_that_nobody_serves_answers_for_whom_it_was_asked() -> None
     async def nobody(_tool: str) -> None:
         return None
 
-    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=nobody, known=nobody)
+    process.registry = SimpleNamespace(cached=_nothing_cached, served=nobody, known=nobody)
     caller = Caller("q", session_id="s", user_id="ann")
     result = await ToolClient(process).call(  # type: ignore[arg-type]
         "one", {}, call_id="c", caller=caller, timeout=5.0, attempt=1
@@ -237,7 +237,7 @@ async def test_who_waits_for_a_tool_asks_for_it_by_its_name_of_today_until_it_is
         assert tool == "search_memory"
         return True
 
-    monkeypatch.setattr(process, "registry", SimpleNamespace(at_hand=_nothing_at_hand, served=served, known=known))
+    monkeypatch.setattr(process, "registry", SimpleNamespace(cached=_nothing_cached, served=served, known=known))
     monkeypatch.setattr("shared.participant.tool_client._BETWEEN", 0.0)
     await ToolClient(process).back("recall_memory", {"query": "x"}, 60.0)  # type: ignore[arg-type]
     assert asked == ["search_memory"] * (missing + 1)
@@ -249,7 +249,7 @@ async def test_who_waits_for_a_tool_that_nobody_has_ever_served_waits_no_longer(
     async def nothing(_tool: str) -> None:
         return None
 
-    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=nothing, known=nothing)
+    process.registry = SimpleNamespace(cached=_nothing_cached, served=nothing, known=nothing)
     await asyncio.wait_for(ToolClient(process).back("nonsense", {}, 3_600.0), 60)  # type: ignore[arg-type]
 
 
@@ -309,7 +309,7 @@ async def test_a_tool_that_nobody_serves_is_waited_for_as_usual() -> None:
     async def nobody(_tool: str) -> None:
         return None
 
-    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=nobody)
+    process.registry = SimpleNamespace(cached=_nothing_cached, served=nobody)
     assert await ToolClient(process).patience("one", {}, None, 15.0) == 15.0  # type: ignore[arg-type]
 
 
@@ -335,7 +335,7 @@ async def test_a_tool_that_is_not_there_is_not_asked(
     async def is_known(_tool: str) -> bool:
         return known
 
-    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=serving, known=is_known)
+    process.registry = SimpleNamespace(cached=_nothing_cached, served=serving, known=is_known)
     client = ToolClient(process)  # type: ignore[arg-type]
     caller = Caller("q", session_id="s")
     assert await client.call(
@@ -674,7 +674,7 @@ async def test_who_has_no_time_waits_for_no_tool() -> None:
     async def served(tool: str) -> None:
         asked.append(tool)
 
-    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served, known=served)
+    process.registry = SimpleNamespace(cached=_nothing_cached, served=served, known=served)
     client = ToolClient(process)  # type: ignore[arg-type]
     Loop(client)
     await client.back("one", {}, 0.0)
