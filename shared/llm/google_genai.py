@@ -23,7 +23,7 @@ from shared.errors import SettingsError
 from shared.llm.adapter import BEHIND, RawCall, WireEvent, following
 from shared.llm.address import google_url, shown
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
-from shared.llm.http import Bound, Bounded, open_http, refuse_compressed
+from shared.llm.http import BOUND, Bound, open_http
 from shared.llm.port import (
     ChatRequest,
     Finish,
@@ -73,11 +73,14 @@ async def _tracked(stream: AsyncIterator[Any], exchange: _Exchange) -> AsyncGene
         yield chunk
 
 
+async def _bound_answer(request: httpx.Request) -> None:
+    if (exchange := _opened.get()) is not None:
+        request.extensions[BOUND] = exchange.bound
+
+
 async def _note_response(response: httpx.Response) -> None:
-    exchange = _opened.get() or _Exchange(Bound(None))
-    exchange.responses.append(response)
-    if isinstance(response.stream, httpx.AsyncByteStream):
-        response.stream = Bounded(response.stream, exchange.bound)
+    if (exchange := _opened.get()) is not None:
+        exchange.responses.append(response)
 
 
 class GoogleWire:
@@ -257,7 +260,7 @@ class _Google:
         self._url = shown(url)
         # the package sends the key itself, in a header of Google's own
         self._http = open_http(url, None, timeout=read_timeout, ca_file=ca_file)
-        self._http.event_hooks = {"response": [refuse_compressed, _note_response]}
+        self._http.event_hooks = {"request": [_bound_answer], "response": [_note_response]}
         # the package makes clients of other kinds, too; nothing is sent by them, so they need believe nobody
         nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         options = types.HttpOptions(

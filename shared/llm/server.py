@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,7 @@ import orjson
 
 from shared.llm.address import is_loopback, shown
 from shared.llm.failures import error_text, failure, what
-from shared.llm.http import (
-    CONNECT_TIMEOUT,
-    Answer,
-    Bound,
-    check_uncompressed,
-    lines_of,
-    open_transport,
-    refusal_of,
-    usual_headers,
-)
+from shared.llm.http import BOUND, CONNECT_TIMEOUT, Bound, beginning_of, lines_of, open_http
 from shared.llm.port import ModelError, ModelMissing, ModelUnavailable, StreamInterrupted
 
 
@@ -84,7 +74,7 @@ SSE = (b"data:", b":", b"event:", b"id:", b"retry:")
 
 
 class ModelServer:
-    """A client of one server, with the sentences for what goes wrong.
+    """A client of one server; what goes wrong becomes a ModelError.
 
     url: its base, without a path's last slash.
     """
@@ -92,39 +82,27 @@ class ModelServer:
     def __init__(self, kind: Kind, url: str, key: str | None, ca_file: Path | None = None) -> None:
         self.kind = kind
         self.url = shown(url)
-        self._transport = open_transport(url, ca_file)
-        self._url = url
-        self._usual = usual_headers(url, key)
-        # what makes them takes longer than all of the rest of a request
-        self._target = lru_cache(maxsize=32)(self._made)
-
-    def _made(self, method: str, path: str, accept: str, sending: bool) -> Any:
-        """Where a request goes, and its headers but for the length of what is sent."""
-        url = httpx.URL(path if "://" in path else f"{self._url}/{path.lstrip('/')}")
-        headers = {"host": url.netloc.decode("ascii"), "accept": accept, **self._usual}
-        return self._transport.target(method, url, headers | ({"content-type": "application/json"} if sending else {}))
+        # Silence is watched by the callers: a model load is allowed to take longer than a pause.
+        self._http = open_http(url, key, ca_file=ca_file)
 
     async def ask(
         self, method: str, path: str, missing: str = "", body: Any = None, *, timeout: float
     ) -> dict[str, Any]:
-        """The JSON object that an answer is.
+        """Return the JSON object of an answer.
 
         missing: the sentence for a model that the server does not have. timeout: seconds for the whole answer.
         Raises ModelError.
         """
         try:
-            async with asyncio.timeout(timeout), aclosing(await self._answer(method, path, body)) as answer:
-                if not 200 <= answer.status < 300:
-                    raise await self._refusal(answer, missing)
-                bound, pieces = Bound(None), []
-                while piece := await answer.piece():
-                    bound.take(piece)
-                    pieces.append(piece)
+            async with asyncio.timeout(timeout), self._answer(method, path, body) as response:
+                if not response.is_success:
+                    raise await self._refusal(response, missing)
+                content = await response.aread()
         except TimeoutError:
             raise away(self.kind, self.url, httpx.ReadTimeout(f"silent for {timeout:g}s")) from None
         except httpx.HTTPError as exc:
             raise away(self.kind, self.url, exc) from exc
-        return self._object(b"".join(pieces), missing)
+        return self._object(content, missing)
 
     async def lines(
         self,
@@ -136,20 +114,19 @@ class ModelServer:
         *,
         silence: float | None = None,
     ) -> AsyncGenerator[list[bytes], None]:
-        """The lines of a streamed answer as they arrive together, see `lines_of`; closing the generator closes the
-        connection.
+        """Yield the lines of a streamed answer, see `lines_of`; closing the generator closes the connection.
 
-        begins: what the first line may begin with. silence: the longest, in seconds; None where somebody else watches
-        it. Raises ModelError: StreamInterrupted once the answer has begun.
+        begins: what the first line may begin with. silence: the longest in seconds; None: the caller watches it.
+        Raises ModelError: StreamInterrupted once the answer has begun.
         """
         accept = "*/*" if begins is NDJSON else "text/event-stream"
         answering = begun = False
         try:
-            async with aclosing(await self._answer("POST", path, body, accept=accept, silence=silence)) as answer:
-                if answer.status != 200:
-                    raise await self._refusal(answer, missing)
+            async with self._answer("POST", path, body, accept=accept, silence=silence, bound=bound) as response:
+                if response.status_code != 200:
+                    raise await self._refusal(response, missing)
                 answering = True
-                async with aclosing(lines_of(answer, bound)) as arrived:
+                async with aclosing(lines_of(response)) as arrived:
                     async for lines in arrived:
                         first = b"" if begun else next((line for line in lines if line.strip()), b"")
                         if first and not first.startswith(begins):
@@ -168,19 +145,27 @@ class ModelServer:
             # a server that is just being stopped does that too: another try may bring an answer
             raise StreamInterrupted(*self._other("nothing"))
 
-    async def _answer(
-        self, method: str, path: str, body: Any, *, accept: str = "*/*", silence: float | None = None
-    ) -> Answer:
-        """The answer, uncompressed, whose body is to be read, and which is to be closed. Raises httpx.HTTPError."""
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        *,
+        accept: str = "*/*",
+        silence: float | None = None,
+        bound: Bound | None = None,
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        """Open the answer, whose body is still to be read. Raises httpx.HTTPError."""
         content = None if body is None else orjson.dumps(body)
-        target = self._target(method, path, accept, content is not None)
-        answer = await self._transport.ask(target, content, CONNECT_TIMEOUT, silence)
-        try:
-            check_uncompressed(answer.header(b"content-encoding"))
-        except httpx.HTTPError:
-            await answer.aclose()
-            raise
-        return answer
+        headers = {"accept": accept} | ({} if body is None else {"content-type": "application/json"})
+        return self._http.stream(
+            method,
+            path,
+            content=content,
+            headers=headers,
+            timeout=httpx.Timeout(silence, connect=CONNECT_TIMEOUT),
+            extensions={BOUND: bound},
+        )
 
     def _object(self, content: bytes, missing: str) -> dict[str, Any]:
         """Raises ModelError: what the server says went wrong, or that it is none."""
@@ -196,10 +181,10 @@ class ModelServer:
             raise ModelError(*self._other("nothing"))
         raise ModelError(*self._other("a web page" if is_page(content) else "something else"))
 
-    async def _refusal(self, answer: Answer, missing: str) -> ModelError:
-        content, to = await refusal_of(answer), answer.header(b"location")
-        redirect = to if to and 300 <= answer.status < 400 else None
-        return refused(self.kind, self.url, answer.status, content, missing, redirect)
+    async def _refusal(self, response: httpx.Response, missing: str) -> ModelError:
+        content, status = await beginning_of(response), response.status_code
+        redirect = response.headers.get("location") if 300 <= status < 400 else None
+        return refused(self.kind, self.url, status, content, missing, redirect)
 
     def _other(self, answered: str) -> tuple[str, str]:
         return other(self.kind, self.url, answered)
@@ -209,7 +194,7 @@ class ModelServer:
         return ModelError(*self._other("something else"))
 
     async def aclose(self) -> None:
-        await self._transport.aclose()
+        await self._http.aclose()
 
 
 def refused(kind: Kind, url: str, status: int, content: bytes, missing: str, redirect: str | None = None) -> ModelError:
@@ -258,9 +243,29 @@ _EXPIRED = re.compile(r"has expired|not yet valid", re.IGNORECASE)
 _NO_TLS = re.compile(r"\bssl\b|wrong version number|record layer", re.IGNORECASE)
 
 
+# Time-outs that have no text of their own.
+_TIMEOUTS: dict[type[BaseException], str] = {
+    httpx.ConnectTimeout: f"no connection within {CONNECT_TIMEOUT:g}s",
+    httpx.ReadTimeout: "it was silent for too long",
+    httpx.WriteTimeout: "it did not read the request",
+    httpx.PoolTimeout: "too many connections are in use",
+}
+
+
+def _reason(exc: BaseException) -> str:
+    """Return the text of the system's own error: for "No route to host" the client says "All connection attempts
+    failed"."""
+    said = str(exc) or _TIMEOUTS.get(type(exc), type(exc).__name__)
+    inner: BaseException | None = exc if isinstance(exc, httpx.ConnectError) else None
+    while inner is not None:
+        said = str(inner) if isinstance(inner, OSError) and str(inner) else said
+        inner = inner.__cause__ or inner.__context__
+    return said
+
+
 def away(kind: Kind, url: str, exc: Exception) -> ModelUnavailable:
     """Why a server cannot be asked, and what to do, by what its connection ended with."""
-    said, address = what(exc), kind.address
+    said, address = _reason(exc), kind.address
     there = f"{kind.absent} at {url} ({said})"
     if isinstance(exc, httpx.ProxyError):
         remedy = "check the proxy (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add the host to NO_PROXY"

@@ -286,6 +286,13 @@ async def test_no_json_makes_a_question_fail_in_another_way(
             await question(backend, url)
 
 
+def caused(said: str, cause: str) -> httpx.ConnectError:
+    """A failed connection as httpx raises it: its own sentence, and the system's error behind it."""
+    exc = httpx.ConnectError(said)
+    exc.__cause__ = OSError(cause)
+    return exc
+
+
 @pytest.mark.parametrize(
     ("kind", "url", "exc", "remedy"),
     [
@@ -296,6 +303,9 @@ async def test_no_json_makes_a_question_fail_in_another_way(
         (OLLAMA, "http://gpo", httpx.ConnectError("encoding with 'idna' codec failed: label too long"), "spelling"),
         (OLLAMA, "http://gpu:11434", httpx.ConnectTimeout("no connection within 10s"), "firewall"),
         (OLLAMA, "http://gpu:11434", httpx.ConnectError("[Errno 113] No route to host"), "the machine is on"),
+        (OLLAMA, "http://gpu:11434", caused("All connection attempts failed", "[Errno 113] No route to host"), "is on"),
+        (OLLAMA, "http://gpu:11434", httpx.ConnectTimeout(""), "firewall"),
+        (OLLAMA, "http://gpu:11434", httpx.ReadTimeout(""), "see its log"),
         (OPENAI, "https://gpu/v1", httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
          "unable to get local issuer certificate"), "LOCAL2_CA_FILE"),
         (OPENAI, "https://gpu/v1", httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
