@@ -86,7 +86,7 @@ else
 	nvidia
 	[ -n "$gpu" ] || amd
 	if [ -z "$own" ] || grep -Eq '(^|[:/])compose\.yaml(:|$)' <<<"$own" &&
-		! grep -Eq 'compose\.(cpu|gpu|cdi|rocm|vllm|remote)\.yaml' <<<"$own"; then
+		! grep -Eq 'compose\.(cpu|cdi|rocm|vllm|remote)\.yaml' <<<"$own"; then
 		files=${own:-compose.yaml}${file:+:$file}
 		[ -n "$gpu" ] || say 'no GPU found: the model runs on the CPU'
 		[ -z "$file" ] || say "with $file${own:+, added to COMPOSE_FILE=$own}"

@@ -193,8 +193,7 @@ CDI = {"devices": '[{"Source":"cdi","ID":"nvidia.com/gpu=all"}]'}
         ("compose.yaml:compose.small.yaml", CDI, "compose.yaml:compose.small.yaml:compose.cdi.yaml", ""),
         ("/srv/compose.yaml:own.yaml", {}, "/srv/compose.yaml:own.yaml:compose.cpu.yaml", ""),
         # The list names a file for the GPU: it stays unchanged.
-        ("compose.yaml:compose.gpu.yaml:compose.small.yaml", {}, "", ""),
-        ("compose.yaml:compose.gpu.yaml", RUNTIME, "", ""),
+        ("compose.yaml:compose.cdi.yaml:compose.small.yaml", {}, "", ""),
         ("compose.yaml:compose.cpu.yaml", {}, "", ""),
         ("compose.yaml:compose.remote.yaml", {}, "", ""),
         ("compose.yaml:compose.vllm.yaml", RUNTIME, "", ""),

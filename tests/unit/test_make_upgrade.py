@@ -20,7 +20,7 @@ case "$*" in
 *exec*"local2 restore"*) cat >"$STATE/restored"; echo "$*" >"$STATE/restored-how" ;;
 "ps --quiet"*) cat "$STATE/running" 2>/dev/null || true ;;
 "ps --format"*) printf 'gateway\\nmemory\\n' ;;
-"inspect"*config_files*) echo /old/compose.yaml,/old/compose.gpu.yaml ;;
+"inspect"*config_files*) echo /old/compose.yaml,/old/compose.cdi.yaml ;;
 "inspect"*) echo sha256:abc ;;
 "volume ls"*) printf 'local2_redis\\nlocal2_ollama\\nlocal2_data\\n' ;;
 port*) echo 127.0.0.1:8765 ;;
@@ -78,7 +78,7 @@ def test_it_stops_copies_starts_and_looks_whether_everything_is_there(checkout: 
     assert "local2_redis_before" in commands
     assert "local2_ollama_before" not in commands
     # a way back knows what ran, and does not take over what was found out for the new one
-    assert "files=compose.yaml:compose.gpu.yaml" in (checkout / ".upgrade" / "state").read_text()
+    assert "files=compose.yaml:compose.cdi.yaml" in (checkout / ".upgrade" / "state").read_text()
     assert (checkout / ".upgrade" / "from" / ".env").read_text() == "LOCAL2_REDIS_PASSWORD=x\n"
     assert list((checkout / ".upgrade").glob("local2-*.backup"))
 
