@@ -109,6 +109,15 @@ class McpWish(Settings):
     servers: dict[str, Any] = Field(default={}, description="MCP servers by name")
 
 
+class ExtrasConfig(Settings):
+    """The part of any participant's settings that needs an optional package."""
+
+    whole: ClassVar[bool] = False
+
+    files_bucket: str | None = Field(default=None, description="Bucket of memory's files")
+    store: str | None = Field(default=None, description="Store of knowledge")
+
+
 class DrainWish(Settings):
     """What any participant says of its own end."""
 

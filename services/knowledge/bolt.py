@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from services.knowledge.graph import Graph, GraphUnavailable, Row, Run
-from shared.errors import SettingsError
+from shared.extras import required_by
 
 if TYPE_CHECKING:
     from neo4j import AsyncDriver, AsyncSession, AsyncTransaction
@@ -128,12 +128,8 @@ async def open_bolt(
 
     Raises SettingsError when the driver is not installed.
     """
-    try:
+    with required_by(f"LOCAL2_KNOWLEDGE_STORE={address}", "knowledge-bolt"):
         from neo4j import AsyncGraphDatabase
-    except ImportError as exc:
-        raise SettingsError(
-            f"store: {address} wants the neo4j driver, which is not installed: pip install 'local2[knowledge-bolt]'"
-        ) from exc
     auth = (user, password) if user else None
     async with AsyncGraphDatabase.driver(
         address, auth=auth, connection_timeout=timeout, connection_acquisition_timeout=timeout

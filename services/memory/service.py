@@ -48,6 +48,7 @@ from shared.contracts import (
     REWARD_EVENT,
 )
 from shared.errors import SettingsError, TransientError
+from shared.extras import required_by
 from shared.llm.builtin import BuiltInEmbeddings, installed
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.courtesy import answering as queries
@@ -146,18 +147,20 @@ def builder(fault: Hook = no_fault) -> Any:
 def _library(settings: MemorySettings) -> Library:
     """Raises SettingsError."""
     try:
-        return Library(settings.library, _bucket(settings))
+        return Library(settings.library, file_store(settings))
     except OSError as exc:
         raise SettingsError(
             f"memory cannot use the folder {settings.library} for files ({exc.strerror or exc}); set LOCAL2_DATA_DIR"
         ) from exc
 
 
-def _bucket(settings: MemorySettings) -> Blobs | None:
+def file_store(settings: MemorySettings) -> Blobs | None:
+    """Return the bucket of the files, or None if they lie in the data folder. Raises SettingsError."""
     if settings.files_bucket is None:
         return None
-    # what it weighs is loaded where it is used
-    from services.memory.bucket import BucketBlobs
+    # Import late: a memory without a bucket does not have the package.
+    with required_by("LOCAL2_MEMORY_FILES_BUCKET", "bucket"):
+        from services.memory.bucket import BucketBlobs
 
     key_id, secret = (
         one.get_secret_value() if one is not None else None for one in (settings.files_key_id, settings.files_secret)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, assert_never
 
+from shared.extras import required_by
 from shared.llm.adapter import Wire, WiredChatModel
 from shared.llm.observed import ClosableEmbeddingModel as ClosableEmbeddingModel
 from shared.llm.observed import ObservedEmbeddings
@@ -47,7 +48,8 @@ def open_chat_model(
 
             wire = CompatibleWire(base_url, api_key, keep_alive, ca_file)
         case "google_genai":
-            from shared.llm.google_genai import GoogleWire
+            with required_by("LOCAL2_BACKEND=google_genai", "google-genai"):
+                from shared.llm.google_genai import GoogleWire
 
             wire = GoogleWire(base_url, api_key, ca_file)
         case _:
@@ -75,7 +77,8 @@ def open_embedding_model(
 
             model = OpenAIEmbeddings(base_url, api_key, ca_file)
         case "google_genai":
-            from shared.llm.google_genai import GoogleEmbeddings
+            with required_by("LOCAL2_BACKEND=google_genai", "google-genai"):
+                from shared.llm.google_genai import GoogleEmbeddings
 
             model = GoogleEmbeddings(base_url, api_key, ca_file)
         case _:

@@ -12,6 +12,7 @@ from shared.bus import Command, Delivery, Route
 from shared.bus.keys import subject_of
 from shared.envelope import age_ms
 from shared.errors import Fenced, PermanentError, TransientError
+from shared.extras import required_by
 from shared.participant.settings import Settings
 from shared.telemetry import metrics, tracing
 from shared.telemetry.metrics_listener import Text, listening
@@ -33,25 +34,15 @@ async def observing(
     if settings.metrics_port is None:
         yield None
         return
-    try:
+    with required_by("LOCAL2_METRICS_PORT", "observability"):
         meter = metrics.start(participant)
         from shared.telemetry.meter import CONTENT_TYPE
-    except ModuleNotFoundError as exc:
-        raise missing_package(exc) from exc
 
     async def own() -> bytes:
         return meter.text()
 
     async with listening(settings.metrics_host, settings.metrics_port, CONTENT_TYPE, text or own) as address:
         yield address
-
-
-def missing_package(exc: ModuleNotFoundError) -> Exception:
-    from shared.errors import SettingsError
-
-    return SettingsError(
-        f"LOCAL2_METRICS_PORT is set, but {exc.name} is not installed: pip install 'local2[observability]'"
-    )
 
 
 def watched(group: str, stream: str, route: Route) -> Route:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from shared.errors import SettingsError
+from shared.extras import required_by
 from shared.telemetry.spans import NOTHING, Kind, Recorder, Span, Value
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -24,12 +24,8 @@ def start(participant: str, replica: str, endpoint: str | None) -> None:
     global _recorder
     if endpoint is None or _recorder is not None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return
-    try:
+    with required_by("LOCAL2_OTLP_ENDPOINT", "observability"):
         from shared.telemetry.tracing_sdk import SdkRecorder
-    except ModuleNotFoundError as exc:
-        raise SettingsError(
-            f"LOCAL2_OTLP_ENDPOINT is set, but {exc.name} is not installed: pip install 'local2[observability]'"
-        ) from exc
     _recorder = SdkRecorder(participant, replica, endpoint)
 
 

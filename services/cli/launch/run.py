@@ -17,6 +17,7 @@ from rich.console import Console
 from services.cli.launch.console_build import CannotBuild, build_apart
 from services.cli.launch.console_build import Console as WebConsole
 from services.cli.launch.embedded_redis import can_start
+from services.cli.launch.extras import missing_extras
 from services.cli.launch.leash import REDIS_ENDS
 from services.cli.launch.log_view import LogView
 from services.cli.launch.models import ModelChoice, Wanted, choose_model, demo_env, instead_of_demo, late_model
@@ -30,6 +31,7 @@ from services.cli.launch.supervisor import StartError, Supervisor, grace, until_
 from services.cli.settings import ClientSettings, CriticWish, DrainWish, McpWish, MemoryWish, ModelWish, SearchWish
 from services.cli.typed import typed
 from shared.errors import Local2Error, SettingsError
+from shared.extras import advice
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import misspelt_sections
 
@@ -57,6 +59,8 @@ class Run:
             raise UnusableFolder(options.data_dir, trouble)
         if wrong := misspelt_sections([*PARTICIPANTS, "cli"]):
             raise SettingsError("; ".join(wrong))
+        if missing := missing_extras():
+            raise SettingsError(f"the settings need packages that are not installed; {advice(*missing)}")
         # The folder first: a second run on it is told about that, not about its port.
         seconds = grace(longest_drain())
         async with run_lock(options.data_dir, seconds + REDIS_ENDS, self._view.say):
