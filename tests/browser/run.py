@@ -404,7 +404,7 @@ def main(arguments: list[str]) -> int:
         try:
             from playwright.sync_api import sync_playwright
         except ImportError:
-            raise NotRun("no Playwright: pip install playwright") from None
+            raise NotRun("no Playwright: make test-browser installs it") from None
         for needed in (AXE, BUILT):
             if not needed.exists():
                 raise NotRun(f"{needed.relative_to(ROOT)} is not there: make console")

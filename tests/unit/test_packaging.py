@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -25,6 +27,8 @@ from shared.records.journal import EntryType
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK: dict[str, Any] = tomllib.loads((ROOT / "uv.lock").read_text())
+INSTALL: dict[str, Any] = runpy.run_path(str(ROOT / "deploy" / "install.py"))
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 # The participants.
@@ -229,17 +233,18 @@ def test_the_gateway_is_healthy_when_it_answers_and_the_bus_knows_of_it() -> Non
 
 def test_the_image_installs_extras_that_exist_and_runs_as_a_user() -> None:
     dockerfile = read("deploy/Dockerfile")
-    installed = {extra for extras in re.findall(r'"\.\[(.*?)\]"', dockerfile) for extra in extras.split(",")}
+    installed = set(re.findall(r"--extra (\S+)", dockerfile))
+    assert installed
     assert installed <= PROJECT["project"]["optional-dependencies"].keys()
-    assert not {"memory", "embedded", "all", "dev"} & installed
+    assert not {"memory", "embedded", "run", "all", "dev"} & installed
     assert re.search(r"^USER (?!root)\w+$", dockerfile, re.MULTILINE)
     assert "@sha256" not in dockerfile
 
 
 def test_the_image_of_memory_has_the_client_of_the_servers_version() -> None:
     (server,) = re.findall(r"chromadb/chroma:([\d.]+)", SERVICES["chroma"]["image"])
-    assert f"chromadb=={server}" in read("requirements.lock").splitlines()
-    assert "chromadb==/chromadb-client==" in read("deploy/Dockerfile")
+    assert locked()["chromadb"] == locked()["chromadb-client"] == {server}
+    assert "--extra memory-client" in read("deploy/Dockerfile")
 
 
 def test_memory_starts_with_the_client_alone() -> None:
@@ -355,10 +360,13 @@ def test_combination_of_files_gives_the_model_server_its_gpu(files: str, profile
 # ── installation ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pins() -> dict[str, Requirement]:
-    lines = [line for line in read("requirements.lock").splitlines() if line and not line.startswith("#")]
-    found = [Requirement(line) for line in lines]
-    return {canonical(requirement.name): requirement for requirement in found}
+def locked() -> dict[str, set[str]]:
+    """Return the versions in uv.lock by package; a package may have one for older and one for newer Pythons."""
+    found: dict[str, set[str]] = {}
+    for package in LOCK["package"]:
+        if package["name"] != "local2":
+            found.setdefault(package["name"], set()).add(package["version"])
+    return found
 
 
 def canonical(name: str) -> str:
@@ -372,28 +380,86 @@ def declared() -> Iterator[Requirement]:
             yield requirement
 
 
-def test_the_lock_pins_exact_versions_and_names_no_host_hash_or_path() -> None:
-    assert all([spec.operator for spec in pin.specifier] == ["=="] for pin in pins().values())
-    assert not re.search(r"--|://|@|/", re.sub(r"^#.*$", "", read("requirements.lock"), flags=re.MULTILINE))
+def test_lock_names_one_public_index_and_has_a_hash_of_every_file() -> None:
+    packages = [package for package in LOCK["package"] if package["name"] != "local2"]
+    assert len({tuple(package["source"].items()) for package in packages}) == 1
+    addresses = [*(p["source"]["registry"] for p in packages), *(file["url"] for file in files(packages))]
+    # no path of a machine, no mirror, no credentials
+    assert len({urlsplit(address).netloc for address in addresses}) == 2
+    assert {urlsplit(address).scheme for address in addresses} == {"https"}
+    assert not [address for address in addresses if "@" in address]
+    assert all(file["hash"].startswith("sha256:") for file in files(packages))
 
 
-def test_every_declared_dependency_is_pinned_to_a_version_that_it_allows() -> None:
-    locked = pins()
+def files(packages: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [file for p in packages for file in (*p.get("wheels", ()), *([p["sdist"]] if "sdist" in p else ()))]
+
+
+def test_every_declared_dependency_is_locked_at_a_version_that_it_allows() -> None:
     for requirement in declared():
-        (spec,) = locked[canonical(requirement.name)].specifier
-        assert requirement.specifier.contains(spec.version), requirement
+        assert all(requirement.specifier.contains(version) for version in locked()[canonical(requirement.name)]), (
+            requirement
+        )
+
+
+def test_lock_belongs_to_the_declared_dependencies() -> None:
+    (own,) = [package for package in LOCK["package"] if package["name"] == "local2"]
+    said = {(canonical(one["name"]), one.get("specifier", "")) for one in own["metadata"]["requires-dist"]}
+    assert {(canonical(one.name), str(one.specifier)) for one in declared()} == {
+        (name, str(Requirement(f"x{specifier}").specifier)) for name, specifier in said if name != "local2"
+    }
 
 
 def test_what_is_installed_here_is_what_the_lock_says() -> None:
     different = []
-    for name, pin in pins().items():
+    for name, versions in locked().items():
         try:
             installed = version(name)
         except PackageNotFoundError:
             continue
-        if installed not in pin.specifier:
+        if installed not in versions:
             different.append(f"{name} {installed}")
     assert not different
+
+
+@pytest.mark.parametrize(
+    ("pip", "environment", "passed_on"),
+    [
+        pytest.param("", {}, {}, id="nothing configured: uv's own default index"),
+        pytest.param(
+            "global.index-url='https://mirror/simple'",
+            {},
+            {"UV_DEFAULT_INDEX": "https://mirror/simple"},
+            id="a company's mirror",
+        ),
+        pytest.param(
+            "global.index-url='https://a'\n:env:.index-url='https://b'",
+            {},
+            {"UV_DEFAULT_INDEX": "https://b"},
+            id="the environment goes before a file",
+        ),
+        pytest.param(
+            "global.index-url='https://a'",
+            {"UV_DEFAULT_INDEX": "https://own"},
+            {},
+            id="a variable of uv's own stays",
+        ),
+        pytest.param(
+            "global.extra-index-url='\\nfile:///a\\nfile:///b'",
+            {},
+            {"UV_INDEX": "file:///a file:///b", "UV_INDEX_STRATEGY": "unsafe-best-match"},
+            id="several extra indexes",
+        ),
+        pytest.param(
+            ":env:.find-links='/a /b'\n:env:.cert='/ca.pem'",
+            {},
+            {"UV_FIND_LINKS": "/a,/b", "SSL_CERT_FILE": "/ca.pem"},
+            id="folders of wheels, and an authority",
+        ),
+    ],
+)
+def test_pip_configuration_reaches_uv(pip: str, environment: dict[str, str], passed_on: dict[str, str]) -> None:
+    assert INSTALL["uv_environment"](pip, environment) == passed_on
 
 
 def test_files_beside_the_code_are_part_of_the_package() -> None:
@@ -421,7 +487,7 @@ def test_make_help_names_every_target() -> None:
 
 def test_make_without_a_python_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text(read("Makefile"))
-    for name in ("pyproject.toml", "requirements.lock"):
+    for name in ("pyproject.toml", "uv.lock"):
         (tmp_path / name).touch()
     done = subprocess.run(
         ["make", "setup", "PYTHON="], cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False

