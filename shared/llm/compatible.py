@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ class CompatibleWire:
     ) -> None:
         root = root_of(openai_url(base_url))
         self._openai = OpenAIWire(base_url, api_key, ca_file)
-        self._ollama = OllamaWire(root, api_key, keep_alive, ca_file, OLLAMA_BY_URL)
+        self._open_ollama = partial(OllamaWire, root, api_key, keep_alive, ca_file, OLLAMA_BY_URL)
         self._root = root
-        self._found: Wire = self._openai
+        # set once the server turned out to be an Ollama
+        self._ollama: OllamaWire | None = None
         self._until = 0.0
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
@@ -50,17 +52,20 @@ class CompatibleWire:
 
     async def aclose(self) -> None:
         await self._openai.aclose()
-        await self._ollama.aclose()
+        if self._ollama is not None:
+            await self._ollama.aclose()
 
     async def _wire(self) -> Wire:
-        if self._found is not self._ollama and time.monotonic() >= self._until:
+        if self._ollama is None and time.monotonic() >= self._until:
             try:
-                self._found, pause = self._ollama if await self._is_ollama() else self._openai, _LOOK_AGAIN
+                found, pause = await self._is_ollama(), _LOOK_AGAIN
             except ModelUnavailable:
-                # what is wrong with the server is said by the call itself
-                pause = _ASK_AGAIN
+                # the call itself raises what is wrong with the server
+                found, pause = False, _ASK_AGAIN
             self._until = time.monotonic() + pause
-        return self._found
+            if found and self._ollama is None:
+                self._ollama = self._open_ollama()
+        return self._ollama or self._openai
 
     async def _is_ollama(self) -> bool:
         """Others have one of the two at most: Open WebUI a version, llama.cpp a list of models."""

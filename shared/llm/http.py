@@ -44,7 +44,7 @@ def open_http(
 
 
 def client_options(
-    url: str, key: str | None, transport: httpx.AsyncBaseTransport, timeout: float | None
+    url: str, key: str | None, transport: httpx.AsyncBaseTransport, timeout: float | None = None
 ) -> dict[str, Any]:
     """Return the arguments of an `httpx.AsyncClient`, also for a package that creates the client itself."""
     return {
@@ -57,7 +57,7 @@ def client_options(
     }
 
 
-def open_transport(url: str, ca_file: Path | None = None, limit: int = ANSWER_BYTES) -> BoundedTransport:
+def open_transport(url: str, ca_file: Path | None, limit: int = ANSWER_BYTES) -> BoundedTransport:
     """Return the connections to one server, through a proxy of the environment where `proxy_for` names one.
 
     limit: bytes of an answer whose request has no bound of its own. Raises SettingsError.

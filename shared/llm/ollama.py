@@ -1,7 +1,11 @@
-"""Ollama's chat: the native `/api/chat`, read as NDJSON by ourselves; see `ollama_admin` for the rest.
+"""Ollama's chat: the native `/api/chat`, read as NDJSON over httpx; `ollama_admin` has the rest, by Ollama's package.
 
-The package's own chat stream splits lines on more characters than the newline, accepts a stream without its last line,
-and drops call ids; therefore it is not used there.
+The package's chat is not used, for these faults of ollama 0.6.3 (`tests/contract/test_ollama_client.py` shows each):
+- It splits the stream at U+0085 and other line ends of Unicode, inside an answer's text, and then fails.
+- It takes a stream that ends without `done` for a whole answer.
+- It drops the ids of tool calls, in what it reads and in what it sends, and the `tool_call_id` of a result.
+- It drops `anyOf`, `default`, bounds and nested properties from the schemas of tools.
+- It cannot send `truncate` and `shift`, without which the server cuts a long prompt silently.
 """
 
 from __future__ import annotations
@@ -55,12 +59,12 @@ class OllamaWire:
                     for event in merged(_events(some, request.model)):
                         yield event
         except ModelMissing as exc:
-            there: list[str] = []
+            there: str | None = None
             with contextlib.suppress(ModelError):
-                there = await self._admin.chat_models()
-            if not there:
+                there = await self._admin.chat_model()
+            if there is None:
                 raise
-            raise ModelMissing(exc.cause, f"or use one that is there: LOCAL2_MODEL={there[0]}") from exc
+            raise ModelMissing(exc.cause, f"or use one that is there: LOCAL2_MODEL={there}") from exc
 
     async def facts(self, model: str) -> ModelFacts:
         return await self._admin.facts(model)

@@ -1,21 +1,30 @@
-"""Ollama's models and embeddings: `/api/tags`, `ps`, `show`, `pull`, `embed`."""
+"""Ollama's models and embeddings by its own package: list, ps, show, pull, embed.
+
+The package has no time limits, follows redirects, sends the key of its environment to any server, and keeps neither the
+reason of a failed connection nor an error's text inside an answer with status 200. So it gets the options of our
+client, and a hook that checks each answer before the package reads it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import httpx
+import ollama
 import orjson
+from pydantic import ValidationError
 
 from shared.llm.address import ollama_url as ollama_url
 from shared.llm.discovery import of_ollama
-from shared.llm.failures import error_text, failure
-from shared.llm.http import Bound
+from shared.llm.failures import failure, what
 from shared.llm.port import ModelError, ModelFacts, ModelUnavailable
-from shared.llm.server import NDJSON, OLLAMA, Kind, ModelServer
+from shared.llm.server import OLLAMA, Kind, ModelServer, away
 from shared.llm.vectors import unit_vectors
 
 # Longest wait for an answer that needs no model: list, show.
@@ -24,8 +33,15 @@ ADMIN_TIMEOUT = 10.0
 PULL_TIMEOUT = 300.0
 EMBED_TIMEOUT = 120.0
 _EMBED_BATCH = 64
-# Lines of progress come for hours: a bound as of an answer of so many tokens.
-_PULL_TOKENS = 1_000_000
+# Lines of progress come for hours.
+_PULL_BYTES = 1_000_000_000
+# What the package raises for a server that cannot be reached, and for an answer that is not the protocol's.
+_NOT_CONNECTED = (httpx.HTTPError, ConnectionError)
+_UNREADABLE = (ollama.ResponseError, ValueError, TypeError, AttributeError, RecursionError)
+# Every server that imitates `/api/show` sends at least one of these.
+_SHOWN = {"capabilities", "details", "modelfile", "template"}
+
+T = TypeVar("T")
 
 
 def missing(model: str) -> str:
@@ -50,7 +66,7 @@ class PullProgress:
 
 
 class OllamaAdmin:
-    """What the server has: models, their abilities, pulling one. Raises ModelError."""
+    """The models of a server: their abilities, download, embeddings. Raises ModelError."""
 
     def __init__(
         self,
@@ -59,76 +75,110 @@ class OllamaAdmin:
         ca_file: Path | None = None,
         kind: Kind = OLLAMA,
     ) -> None:
-        self.server = ModelServer(kind, ollama_url(base_url), api_key, ca_file)
+        self._url = ollama_url(base_url)
+        self.server = ModelServer(kind, self._url, api_key, ca_file)
+        options = self.server.options(EMBED_TIMEOUT)
+        self._client = ollama.AsyncClient(self._url, event_hooks={"response": [self._check]}, **options)
 
     async def models(self) -> list[str]:
-        """Names with tags, as `ollama list` shows them."""
-        return self._names(await self.server.ask("GET", "/api/tags", timeout=ADMIN_TIMEOUT))
+        """Return names with tags, as `ollama list` shows them."""
+        listed = await self._asked(self._client.list(), ADMIN_TIMEOUT)
+        return [model.model or "" for model in listed.models]
 
-    async def chat_models(self) -> list[str]:
-        """Names of the models that can answer, as far as the list says (older servers do not tell)."""
-        listed = await self.server.ask("GET", "/api/tags", timeout=ADMIN_TIMEOUT)
-        names = self._names(listed)
-        can = [model.get("capabilities") for model in listed["models"]]
-        return [name for name, able in zip(names, can, strict=True) if isinstance(able, list) and "completion" in able]
+    async def chat_model(self) -> str | None:
+        """Return the first model that can answer; None if the server names no such model."""
+        for name in await self.models():
+            if "completion" in await self.capabilities(name):
+                return name
+        return None
 
     async def loaded(self) -> list[str]:
-        """Names of the models in memory."""
-        return self._names(await self.server.ask("GET", "/api/ps", timeout=ADMIN_TIMEOUT))
+        """Return the names of the models in memory."""
+        running = await self._asked(self._client.ps(), ADMIN_TIMEOUT)
+        return [model.model or "" for model in running.models]
 
     async def version(self) -> str:
-        """The server's version; empty when it does not say."""
+        """Return the server's version, which the package cannot ask for; empty if the server sends none."""
         return str((await self.server.ask("GET", "/api/version", timeout=ADMIN_TIMEOUT)).get("version") or "")
 
     async def capabilities(self, model: str) -> frozenset[str]:
-        """`completion`, `tools`, `thinking`, `embedding`, … of one model. Raises ModelMissing."""
-        found = (await self._show(model)).get("capabilities")
-        return frozenset(map(str, found if isinstance(found, list) else ()))
+        """Return `completion`, `tools`, `thinking`, `embedding`, … of one model. Raises ModelMissing."""
+        return frozenset((await self._show(model)).get("capabilities") or ())
 
     async def facts(self, model: str) -> ModelFacts:
-        """Windows and abilities of one model. Raises ModelMissing."""
-        shown, loaded = await self._show(model), None
-        if not shown.keys() & {"capabilities", "model_info", "details", "modelfile", "template"}:
-            raise self.server.strange()
+        """Return windows and abilities of one model. Raises ModelMissing."""
+        shown = await self._show(model)
+        running: list[dict[str, Any]] = []
         # a proxy may let through what a chat needs, and no more
         with contextlib.suppress(ModelError):
-            loaded = (await self.server.ask("GET", "/api/ps", timeout=ADMIN_TIMEOUT)).get("models")
-        running = [one for one in loaded if isinstance(one, dict)] if isinstance(loaded, list) else []
+            listed = await self._asked(self._client.ps(), ADMIN_TIMEOUT)
+            running = [one.model_dump() for one in listed.models]
         return of_ollama(shown, running, model)
 
     async def pull(self, model: str) -> AsyncGenerator[PullProgress, None]:
-        """Downloads a model and says how far it is; complete when it ends without an error."""
-        last, body, bound = "", {"model": model}, Bound(_PULL_TOKENS)
-        lines = self.server.lines("/api/pull", body, bound, NDJSON, missing(model), silence=PULL_TIMEOUT)
-        async with contextlib.aclosing(lines) as arrived:
-            async for some in arrived:
-                for line in filter(None, some):
-                    part = self._progress(line, model)
-                    last = part.status
-                    yield part
+        """Download a model and yield the progress; the model is there when the generator ends without an error."""
+        options = self.server.options(PULL_TIMEOUT, limit=_PULL_BYTES)
+        last = ""
+        async with ollama.AsyncClient(self._url, event_hooks={"response": [self._check_status]}, **options) as client:
+            try:
+                async with contextlib.aclosing(await client.pull(model, stream=True)) as parts:
+                    async for part in parts:
+                        last = part.status or ""
+                        yield PullProgress(last, part.total, part.completed)
+            except ollama.ResponseError as exc:
+                raise failure(None, str(exc.error), missing(model)) from exc
+            except _UNREADABLE as exc:
+                if not last:
+                    raise self.server.strange(exc.doc if isinstance(exc, JSONDecodeError) else "") from exc
+                raise ModelUnavailable(f"the pull of {model} broke off at a line that cannot be read") from exc
+            except _NOT_CONNECTED as exc:
+                if not last:
+                    raise self._away(exc) from exc
+                raise ModelUnavailable(f"the pull of {model} broke off: {what(exc)}") from exc
         if last != "success":
             raise ModelUnavailable(f"the pull of {model} broke off at: {last or 'its beginning'}")
 
-    def _progress(self, line: bytes, model: str) -> PullProgress:
+    async def embed(self, model: str, texts: Sequence[str], keep_alive: str | float | None) -> list[list[float]]:
+        """Return one vector of length 1 for each text."""
+        call = self._client.embed(model, list(texts), keep_alive=keep_alive)
+        answer = await self._asked(call, EMBED_TIMEOUT)
         try:
-            part = dict(orjson.loads(line))
-        except (ValueError, TypeError) as exc:
-            raise ModelUnavailable(f"the pull of {model} broke off at a line that cannot be read") from exc
-        if part.get("error"):
-            raise failure(None, error_text(line), missing(model))
-        return PullProgress(str(part.get("status") or ""), _size(part.get("total")), _size(part.get("completed")))
-
-    async def _show(self, model: str) -> dict[str, Any]:
-        return await self.server.ask("POST", "/api/show", missing(model), {"model": model}, timeout=ADMIN_TIMEOUT)
-
-    def _names(self, answer: dict[str, Any]) -> list[str]:
-        try:
-            return [str(model.get("model") or "") for model in answer["models"]]
-        except (KeyError, TypeError, AttributeError) as exc:
-            raise self.server.strange() from exc
+            return unit_vectors(answer.embeddings, len(texts))
+        except ValueError as exc:
+            raise ModelError(f"Ollama at {self.server.url} sent no embeddings of {model} ({exc})") from exc
 
     async def aclose(self) -> None:
         await self.server.aclose()
+
+    async def _show(self, model: str) -> dict[str, Any]:
+        try:
+            shown = await self._asked(self._client.show(model), ADMIN_TIMEOUT)
+        except ModelError as exc:
+            return _without_model_info(exc)
+        return shown.model_dump(by_alias=True, exclude_unset=True)
+
+    async def _asked(self, call: Awaitable[T], timeout: float) -> T:
+        """Return the answer of a call of the package. timeout: seconds for the whole answer. Raises ModelError."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await call
+        except TimeoutError:
+            raise self._away(httpx.ReadTimeout(f"silent for {timeout:g}s")) from None
+        except _NOT_CONNECTED as exc:
+            raise self._away(exc) from exc
+        except _UNREADABLE as exc:
+            raise self.server.strange() from exc
+
+    def _away(self, exc: Exception) -> ModelError:
+        # the package replaces httpx's error of a failed connection by a sentence of its own
+        cause = exc.__context__ if isinstance(exc, ConnectionError) else exc
+        return away(self.server.kind, self.server.url, cause if isinstance(cause, Exception) else exc)
+
+    async def _check(self, response: httpx.Response) -> None:
+        await self.server.object_of(response, _missing_in(response.request))
+
+    async def _check_status(self, response: httpx.Response) -> None:
+        await self.server.check_status(response, _missing_in(response.request))
 
 
 class OllamaEmbeddings:
@@ -142,24 +192,34 @@ class OllamaEmbeddings:
         ca_file: Path | None = None,
     ) -> None:
         self._keep_alive = keep_alive_value(keep_alive)
-        self._server = ModelServer(OLLAMA, ollama_url(base_url), api_key, ca_file)
+        self._admin = OllamaAdmin(base_url, api_key, ca_file)
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
-        kept = {} if self._keep_alive is None else {"keep_alive": self._keep_alive}
         for start in range(0, len(texts), _EMBED_BATCH):
-            batch = list(texts[start : start + _EMBED_BATCH])
-            body = {"model": model, "input": batch, **kept}
-            answer = await self._server.ask("POST", "/api/embed", missing(model), body, timeout=EMBED_TIMEOUT)
-            try:
-                vectors.extend(unit_vectors(answer.get("embeddings"), len(batch)))
-            except ValueError as exc:
-                raise ModelError(f"Ollama at {self._server.url} sent no embeddings of {model} ({exc})") from exc
+            vectors.extend(await self._admin.embed(model, texts[start : start + _EMBED_BATCH], self._keep_alive))
         return vectors
 
     async def aclose(self) -> None:
-        await self._server.aclose()
+        await self._admin.aclose()
 
 
-def _size(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+def _missing_in(request: httpx.Request) -> str:
+    """Return the sentence for a missing model, by the name in the request; empty if the request has no model."""
+    try:
+        return missing(str(orjson.loads(request.content)["model"]))
+    except (orjson.JSONDecodeError, KeyError):
+        return ""
+
+
+def _without_model_info(exc: ModelError) -> dict[str, Any]:
+    """Return the answer of `/api/show` without `model_info`, which ollama 0.6.3 demands and proxies leave out.
+
+    Raises `exc` if something else was wrong.
+    """
+    cause = exc.__cause__
+    if isinstance(cause, ValidationError):
+        match cause.errors():
+            case [{"type": "missing", "loc": ("model_info",), "input": dict() as shown}] if shown.keys() & _SHOWN:
+                return shown
+    raise exc

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import orjson
 
 from shared.llm.address import is_loopback, shown
 from shared.llm.failures import error_text, failure, what
-from shared.llm.http import BOUND, CONNECT_TIMEOUT, Bound, beginning_of, lines_of, open_http
+from shared.llm.http import BOUND, CONNECT_TIMEOUT, Bound, beginning_of, client_options, lines_of, open_transport
 from shared.llm.port import ModelError, ModelMissing, ModelUnavailable, StreamInterrupted
 
 
@@ -82,8 +83,19 @@ class ModelServer:
     def __init__(self, kind: Kind, url: str, key: str | None, ca_file: Path | None = None) -> None:
         self.kind = kind
         self.url = shown(url)
+        self._open = partial(open_transport, url, ca_file)
+        self._transport = self._open()
+        self._options = partial(client_options, url, key)
         # Silence is watched by the callers: a model load is allowed to take longer than a pause.
-        self._http = open_http(url, key, ca_file=ca_file)
+        self._http = httpx.AsyncClient(**self._options(self._transport), base_url=url)
+
+    def options(self, timeout: float, *, limit: int | None = None) -> dict[str, Any]:
+        """Return the arguments of an httpx client that a package creates; it uses the same connections.
+
+        timeout: longest silence in seconds. limit: bytes of an answer; with it, the client has connections of its own.
+        """
+        transport = self._transport if limit is None else self._open(limit)
+        return self._options(transport, timeout)
 
     async def ask(
         self, method: str, path: str, missing: str = "", body: Any = None, *, timeout: float
@@ -95,14 +107,11 @@ class ModelServer:
         """
         try:
             async with asyncio.timeout(timeout), self._answer(method, path, body) as response:
-                if not response.is_success:
-                    raise await self._refusal(response, missing)
-                content = await response.aread()
+                return await self.object_of(response, missing)
         except TimeoutError:
             raise away(self.kind, self.url, httpx.ReadTimeout(f"silent for {timeout:g}s")) from None
         except httpx.HTTPError as exc:
             raise away(self.kind, self.url, exc) from exc
-        return self._object(content, missing)
 
     async def lines(
         self,
@@ -123,8 +132,7 @@ class ModelServer:
         answering = begun = False
         try:
             async with self._answer("POST", path, body, accept=accept, silence=silence, bound=bound) as response:
-                if response.status_code != 200:
-                    raise await self._refusal(response, missing)
+                await self.check_status(response, missing)
                 answering = True
                 async with aclosing(lines_of(response)) as arrived:
                     async for lines in arrived:
@@ -167,6 +175,16 @@ class ModelServer:
             extensions={BOUND: bound},
         )
 
+    async def object_of(self, response: httpx.Response, missing: str) -> dict[str, Any]:
+        """Read the JSON object of an answer. Raises ModelError: the reason of a refusal, or that it is no object."""
+        await self.check_status(response, missing)
+        return self._object(await response.aread(), missing)
+
+    async def check_status(self, response: httpx.Response, missing: str) -> None:
+        """Raise the ModelError of a refusal."""
+        if not response.is_success:
+            raise await self._refusal(response, missing)
+
     def _object(self, content: bytes, missing: str) -> dict[str, Any]:
         """Raises ModelError: what the server says went wrong, or that it is none."""
         try:
@@ -189,9 +207,9 @@ class ModelServer:
     def _other(self, answered: str) -> tuple[str, str]:
         return other(self.kind, self.url, answered)
 
-    def strange(self) -> ModelError:
-        """For an answer whose JSON is not the protocol's."""
-        return ModelError(*self._other("something else"))
+    def strange(self, content: str = "") -> ModelError:
+        """Return the error for an answer that is not the protocol's. content: its beginning, where it is known."""
+        return ModelError(*self._other("a web page" if is_page(content.encode()) else "something else"))
 
     async def aclose(self) -> None:
         await self._http.aclose()
