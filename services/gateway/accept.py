@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load, open_session, opened
-from services.gateway.schemas import ChatSettings, header
+from services.gateway.schemas import ChatSettings
 from services.gateway.versions import files_of_query, give_way, place
 from shared.bus.keys import once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived, persona_key
@@ -32,8 +32,6 @@ ONCE = (
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
-# The headers of a request that asks, as OpenAPI tells of them; Origin reads them.
-HEADERS = {"parameters": [header("idempotency-key", ONCE), header("traceparent", "W3C trace context")]}
 _LATER = frozenset({
     "attachments", "material", "following", "client_tools", "answer_schema", "think", "plain", "chat", "instead_of",
     "system_prompt", "time_zone",
@@ -116,11 +114,6 @@ class Origin:
     principal: Principal
     idempotency_key: str | None = None
     traceparent: str | None = None
-
-    @staticmethod
-    def of(principal: Principal, headers: Mapping[str, str]) -> Origin:
-        """Of a request with these headers (see HEADERS)."""
-        return Origin(principal, headers.get("idempotency-key"), headers.get("traceparent"))
 
     def __post_init__(self) -> None:
         if self.idempotency_key is not None and not _KEY.fullmatch(self.idempotency_key):

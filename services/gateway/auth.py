@@ -25,13 +25,9 @@ async def known(request: Request) -> Principal | None:
     return await gateway.keys.principal(key.strip() if scheme.lower() == "bearer" else "")
 
 
-def unauthorized(**headers: str) -> ApiError:
-    return ApiError(
-        401,
-        "unauthorized",
-        "a valid API key is needed: Authorization: Bearer KEY",
-        {"WWW-Authenticate": "Bearer", **headers},
-    )
+def unauthorized() -> ApiError:
+    message = "a valid API key is needed: Authorization: Bearer KEY"
+    return ApiError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
 
 
 class _Bearer(SecurityBase):

@@ -1,29 +1,22 @@
-"""Reading request bodies: whose they are, size, content type, JSON and its depth are checked before anything is built
-from them."""
+"""Reading request bodies: size, content type, JSON and its depth are checked before anything is built from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, get_type_hints
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import orjson
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect
 
-from services.gateway.auth import authenticated, known, unauthorized
 from services.gateway.errors import ApiError
+from services.gateway.request_guard import declared_length
 
 MAX_BODY = 4 * 1024**2
-# Of whoever has no key: what opens a one-time link, and what is refused, is short.
-STRANGERS_BODY = 65_536
 # Of a file, and of a request with images in it.
 MAX_FILE_BODY = 32 * 1024**2
-# A client that still writes does not read the refusal, and a connection closed on it would lose it: so many times as
-# much is read and thrown away.
-_PATIENCE = 2
 # Each takes time and up to a hundred bytes when it is read, and a body of ten millions would hold up everybody for
 # seconds. A comma in a text counts for one: no model reads a text with so many.
 MOST_VALUES = 1_000_000
@@ -31,44 +24,40 @@ MOST_VALUES = 1_000_000
 MAX_DEPTH = 64
 
 
+async def bounded(request: Request, most: int, hint: str = "") -> AsyncIterator[bytes]:
+    """Yield the parts of a request's body, of at most `most` bytes.
+
+    hint: what follows the sentence of the refusal. Raises ApiError 413, before the first part where the length is
+    declared, and 400 when the client disconnects. FastAPI's own `max_body_size` refuses in plain text.
+    """
+    size = 0
+    refusal = ApiError(413, "body_too_large", f"the body is larger than {most} bytes{hint}")
+    length = declared_length(request.headers)
+    if most < length < math.inf:
+        raise refusal
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise refusal
+            yield part
+    except ClientDisconnect as exc:
+        raise ApiError(400, "bad_request", "the connection closed before the body was complete") from exc
+
+
 class JsonRequest(Request):
+    """A request with a JSON body. `most`: bytes that the body may have."""
+
     most = MAX_BODY
 
     async def body(self) -> bytes:
         if not hasattr(self, "_checked"):
-            self._checked = await self._read()
+            body = b"".join([part async for part in bounded(self, self.most)])
+            if body and not _is_json(self.headers.get("content-type", "")):
+                message = "the body must be sent with Content-Type: application/json"
+                raise ApiError(415, "unsupported_media_type", message)
+            self._checked = body
         return self._checked
-
-    async def _read(self) -> bytes:
-        # of a short one it does not matter here whose it is
-        kept = STRANGERS_BODY
-        refusal: ApiError | None = None
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ApiError(400, "bad_request", "the connection closed before the body was complete")
-            part, more = message.get("body", b""), message.get("more_body", False)
-            size += len(part)
-            if size > STRANGERS_BODY and refusal is None:
-                # the rest of the body is not read, so the connection cannot be used again
-                if await known(self) is None:
-                    refusal = unauthorized(Connection="close")
-                else:
-                    kept, refusal = self.most, _too_large(self.most)
-            if refusal is not None and size > _PATIENCE * self.most:
-                raise refusal
-            if size > kept:
-                parts.clear()
-            else:
-                parts.append(part)
-        if refusal is not None and size > kept:
-            raise refusal
-        body = b"".join(parts)
-        if body and not _is_json(self.headers.get("content-type", "")):
-            raise ApiError(415, "unsupported_media_type", "the body must be sent with Content-Type: application/json")
-        return body
 
     async def json(self) -> Any:
         """Strict JSON: no NaN, no lone surrogates. Raises orjson.JSONDecodeError."""
@@ -84,10 +73,6 @@ class JsonRequest(Request):
 def _is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
-
-
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"the body is larger than {most} bytes", headers={"Connection": "close"})
 
 
 def too_deep(text: bytes, value: Any) -> bool:
@@ -128,43 +113,7 @@ class JsonRoute(APIRoute):
         return handle
 
 
-class AskRoute(JsonRoute):
-    """A route that asks a question: `endpoint(request, body, user)` is given these three, and reads the rest by hand.
+class ImageRoute(JsonRoute):
+    """A route whose body is read by ImageRequest."""
 
-    To look for what a function declares takes FastAPI, for each request, longer than all of accepting a question; here
-    it makes the description of it.
-    """
-
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
-        self._body: type[BaseModel] = get_type_hints(endpoint)["body"]
-        self.app = self._answer
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = self.request(scope, receive)
-        empty = not await request.body()
-        try:
-            said = None if empty else await request.json()
-        except orjson.JSONDecodeError as exc:
-            wrong = {"type": "json_invalid", "loc": ("body", exc.pos), "msg": exc.msg, "ctx": {"error": exc.msg}}
-            raise RequestValidationError([wrong]) from exc
-        user = await authenticated(request)
-        if empty:
-            raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required"}])
-        try:
-            # as FastAPI does it, so that it says the same of what is wrong
-            body = self._body.model_validate(said, from_attributes=True)
-        except ValidationError as exc:
-            raise invalid("body", exc) from exc
-        answer: Response = await self.endpoint(request, body, user)
-        await answer(scope, receive, send)
-
-
-class ImageAskRoute(AskRoute):
     request = ImageRequest
-
-
-def invalid(place: str, exc: ValidationError) -> RequestValidationError:
-    """What is wrong with something that a request says at a place of it: its body, a parameter."""
-    found = exc.errors(include_url=False)
-    return RequestValidationError([{**error, "loc": (*place.split("."), *error["loc"])} for error in found])

@@ -6,7 +6,6 @@ Plain ASGI: a wrapper that owns the response would cost every streamed event a t
 from __future__ import annotations
 
 import time
-from functools import cache
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,8 +19,7 @@ _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
 class Entrance:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
-        # by method, template and status: there are few
-        self._requests, self._latency = cache(metrics.requests.labels), cache(metrics.latency.labels)
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,8 +36,8 @@ class Entrance:
             if message["type"] == "http.response.start":
                 # the template, not the path: a label per query id would grow without bound
                 route, status = getattr(scope.get("route"), "path", "other"), message["status"]
-                self._requests(scope["method"], route, str(status)).inc()
-                self._latency(route).observe(time.perf_counter() - started)
+                self._metrics.requests.labels(scope["method"], route, str(status)).inc()
+                self._metrics.latency.labels(route).observe(time.perf_counter() - started)
                 if span is not NOTHING:
                     span.name(f"{scope['method']} {route}")
                     span.set({"http.route": route, "http.response.status_code": status})

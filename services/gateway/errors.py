@@ -26,7 +26,7 @@ CODES = frozenset({
     "bad_request", "body_too_large", "bus_full", "bus_refused", "bus_unavailable", "clock_behind",
     "context_length_exceeded", "context_overflow", "corrupt", "damaged", "deadline", "deadline_exceeded",
     "experiment_refused",
-    "empty_file", "error", "forbidden", "generator_unavailable", "headers_too_large", "idempotency_conflict",
+    "empty_file", "error", "forbidden", "generator_unavailable", "idempotency_conflict",
     "incomplete", "internal",
     "invalid_record", "invalid_request", "invalid_setting", "knowledge_unavailable", "malformed", "memory_error",
     "memory_unavailable", "method_not_allowed", "model_error", "model_missing", "model_not_found",
@@ -36,7 +36,7 @@ CODES = frozenset({
     "restore_unfinished", "reward_unavailable", "section_unavailable", "session_busy", "start_key", "stopping",
     "stream_interrupted", "too_large", "too_many_requests", "too_many_uploads", "tool_unavailable", "truncated",
     "unauthorized", "unknown_persona",
-    "unknown_section", "unsupported", "unsupported_media_type", "unsupported_type", "url_too_long", "wrong_type",
+    "unknown_section", "unsupported", "unsupported_media_type", "unsupported_type", "wrong_type",
 })  # fmt: skip
 
 _CODES = {
@@ -176,12 +176,17 @@ def full(reason: str) -> str:
     return "the bus cannot write to its disk" if reason.startswith("MISCONF") else "the bus is out of memory"
 
 
-async def _bus_away(request: Request, exc: Exception) -> Response:
+def away(exc: Exception) -> ApiError:
+    """Return the refusal of a request that the bus cannot serve now."""
     if isinstance(exc, BusNearlyFull):
         code, message = "bus_full", str(exc)
     else:
         code, message = ("bus_full", full(str(exc))) if isinstance(exc, BusFull) else ("bus_unavailable", str(exc))
-    return render(request, 503, code, message, {"Retry-After": "2"})
+    return ApiError(503, code, message, {"Retry-After": "2"})
+
+
+async def _bus_away(request: Request, exc: Exception) -> Response:
+    return await _refused(request, away(exc))
 
 
 async def _too_much(request: Request, exc: Exception) -> Response:

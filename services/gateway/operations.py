@@ -89,7 +89,7 @@ async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
     except FilesUnavailable as exc:
         raise _unavailable("memory", str(exc), unknown=exc.unknown) from exc
     except FilesRefused as exc:
-        headers = {"Retry-After": "5", "Connection": "close"} if exc.status == 429 else None
+        headers = {"Retry-After": "5"} if exc.status == 429 else None
         raise ApiError(exc.status, exc.code, str(exc), headers) from exc
 
 

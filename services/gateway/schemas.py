@@ -327,17 +327,6 @@ def told(
     return found
 
 
-def header(name: str, description: str) -> dict[str, Any]:
-    """A header that is read by hand."""
-    return parameter("header", name, {"anyOf": [{"type": "string"}, {"type": "null"}]}, description)
-
-
-def parameter(place: str, name: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
-    """A parameter that is read by hand, as `openapi_extra` has it: one that is declared costs a request more."""
-    schema = {**schema, "description": description, "title": name.title()}
-    return {"name": name, "in": place, "required": False, "schema": schema, "description": description}
-
-
 def _each(shape: type[BaseModel]) -> dict[str, Any]:
     """A body that is a text with many such things in it: OpenAPI 3.2 says it by `itemSchema`, which 3.1 lacks."""
     return {"schema": {"type": "string"}, "x-itemSchema": {"$ref": PLACE.format(model=shape.__name__)}}

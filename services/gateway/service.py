@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 import sys
 from collections.abc import Generator
@@ -12,7 +13,6 @@ import uvicorn
 
 from services.gateway.admin_key import shown_by
 from services.gateway.app import create_app
-from services.gateway.connection import Connection
 from services.gateway.gateway import Gateway
 from services.gateway.keeping import retention
 from services.gateway.keys import ADMIN, Principal
@@ -29,6 +29,8 @@ log = get_logger()
 PARTICIPANT = "gateway"
 # Seconds between two tries while Redis is full.
 _AGAIN = 1.0
+# Open files beside the connections of clients.
+_OTHER_FILES = 512
 
 
 class _Server(uvicorn.Server):
@@ -54,8 +56,17 @@ def listen(settings: GatewaySettings) -> socket.socket:
     return listener
 
 
+def _raise_file_limit(wanted: int) -> None:
+    """Raise the limit of open files, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socket.socket | None = None) -> None:
     """Serves until `stop` is set; open streams end then, and their clients go on at another replica."""
+    _raise_file_limit(settings.max_connections + _OTHER_FILES)
     listener = listener or listen(settings)
     try:
         gateway = Gateway(settings)
@@ -67,14 +78,19 @@ async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socke
         _tell(f"the administrator's API key was made; to see it: {shown_by(gateway.keys.made)}")
     config = uvicorn.Config(
         create_app(gateway),
-        http=type("PatientConnection", (Connection,), {"patience": settings.client_seconds}),
+        # httptools loses the body of a request with `Upgrade: h2c`
+        http="h11",
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+        limit_concurrency=settings.max_connections,
         ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
+        # below that are warnings that every client can cause
+        log_level="error",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=max(1, int(settings.drain)),
     )
     server = _Server(config)

@@ -96,7 +96,19 @@ class GatewaySettings(Settings):
     client_seconds: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds for the head of a request, for silence after it, and until its body must come with 8 kB/s",
+        description="Seconds of silence after which a request's body is refused, and of waiting for it until it must "
+        "come with 8 kB/s",
+    )
+    max_connections: int = Field(
+        default=8_192,
+        ge=1,
+        description="Open connections above which requests get 503; the limit of open files is raised to fit",
+    )
+    max_header_bytes: int = Field(
+        default=98_304, ge=8_192, description="Bytes that the URL and the headers of a request may have together"
+    )
+    keep_alive_seconds: int = Field(
+        default=75, ge=1, description="Seconds after which a connection without a further request is closed"
     )
     keepalive: float = Field(default=15.0, gt=0, description="Seconds of silence after which a stream says it lives")
     follow_seconds: float = Field(

@@ -8,12 +8,9 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.http_gateway import ADMIN_KEY, Site, client, gateway_settings, generating, serving
-
-from services.gateway.connection import MAX_BETWEEN, MAX_HEAD, MAX_HEADERS, MAX_URL, MAX_WAITING, SLOWEST
 
 
 @pytest.fixture
@@ -57,48 +54,50 @@ CHUNKED = b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\
 
 
 @pytest.mark.parametrize(
-    ("first", "again", "answer"),
+    ("first", "again"),
     [
-        (b"GET /", b"a" * 65_536, (414, "url_too_long")),
-        (HEAD + b"X: ", b"a" * 65_536, (431, "headers_too_large")),
-        (HEAD, b"X-A: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n" * 1_000, (431, "headers_too_large")),
-        (HEAD + b"X: a\r\n", b" a" * 1_000 + b"\r\n", (400, "bad_request")),
-        (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X-A: aaaaaaaaaaaaaaaaaaaaaaaa\r\n" * 1_000, (431, "headers_too_large")),
-        (CHUNKED + b"2\r\n{}\r\n0\r\nX: ", b"a" * 65_536, (431, "headers_too_large")),
-        (CHUNKED + b"2;", b"a" * 65_536, (431, "headers_too_large")),
-        (CHUNKED, b"1;" + b"a" * 1_000 + b"\r\n \r\n", (431, "headers_too_large")),
-        (b"", b"\r\n" * 30_000, (431, "headers_too_large")),
-        (b"\x16\x03\x01\x02\x00\x01", b"\x00" * 100, (400, "bad_request")),
+        pytest.param(b"GET /", b"a" * 65_536, id="a URL"),
+        pytest.param(HEAD + b"X: ", b"a" * 65_536, id="a header"),
+        pytest.param(HEAD, b"X-A: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n" * 1_000, id="headers"),
+        pytest.param(HEAD + b"X: a\r\n", b" a" * 1_000 + b"\r\n", id="a folded header"),
+        pytest.param(CHUNKED + b"2;", b"a" * 65_536, id="a chunk's extension"),
+        pytest.param(b"", b"\r\n" * 30_000, id="empty lines"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01", b"\x00" * 100, id="TLS"),
     ],
 )
-async def test_what_does_not_end_is_refused_and_not_kept(
-    site: Site, first: bytes, again: bytes, answer: tuple[int, str]
-) -> None:
+async def test_head_without_an_end_is_refused(site: Site, first: bytes, again: bytes) -> None:
     reader, writer = await connect(site)
     pouring = asyncio.create_task(pour(writer, first, again, 400_000_000))
-    assert refusal(await said(reader)) == answer
+    answer = await said(reader)
+    # A reset that overtakes the answer is a refusal too.
+    assert not answer or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 401 "))
     assert await pouring < 400_000_000
     writer.close()
 
 
-async def test_a_head_up_to_its_limits_is_taken_and_one_byte_more_is_not(site: Site) -> None:
-    async def asked(url: int, value: int, headers: int) -> Any:
+@pytest.mark.parametrize(("size", "status"), [(8_000, 401), (9_000, 400)])
+async def test_head_size_is_a_setting(redis_url: str, tmp_path: Path, size: int, status: int) -> None:
+    settings = gateway_settings(redis_url, tmp_path, max_header_bytes=8_192)
+    async with serving(settings) as site:
         reader, writer = await connect(site)
-        path = b"/sessions?".ljust(url, b"a")
-        more = b"".join(b"X-%d: a\r\n" % number for number in range(headers))
-        base = len("HostxConnectionclose") + len("X") + sum(len(b"X-%d" % n) + 1 for n in range(headers))
-        head = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: %b\r\n%b\r\n"
-        writer.write(head % (path, b"a" * (value - base), more))
-        raw = await said(reader)
+        # Without its end the server has to hold the head.
+        writer.write((HEAD + b"X: ").ljust(size, b"a"))
+        await asyncio.sleep(0)
+        if status == 401:
+            writer.write(b"\r\n\r\n")
+        async with asyncio.timeout(20):
+            assert int((await reader.readuntil(b"\r\n")).split()[1]) == status
         writer.close()
-        return int(raw.split()[1])
 
-    assert await asked(MAX_URL, 1_000, 0) == 401
-    assert await asked(MAX_URL + 1, 1_000, 0) == 414
-    assert await asked(100, MAX_HEAD, 0) == 401
-    assert await asked(100, MAX_HEAD + 1, 0) == 431
-    assert await asked(100, 10_000, MAX_HEADERS - 3) == 401
-    assert await asked(100, 10_000, MAX_HEADERS - 2) == 431
+
+async def test_too_many_connections_get_503(redis_url: str, tmp_path: Path) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path, max_connections=10)) as site:
+        silent = [await connect(site) for _ in range(10)]
+        reader, writer = await connect(site)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await said(reader)).startswith(b"HTTP/1.1 503")
+        for _, one in (*silent, (reader, writer)):
+            one.close()
 
 
 async def test_the_longest_search_in_any_script_is_no_long_url(site: Site) -> None:
@@ -115,7 +114,7 @@ async def test_bodies_in_small_chunks_and_trailers_are_taken(redis_url: str, tmp
             writer.write(CHUNKED.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %b\r\n\r\n" % ADMIN_KEY.encode()))
             for byte in body:
                 writer.write(b"1\r\n%c\r\n" % byte)
-            writer.write(b"0\r\nX-Trailer: " + b"a" * (MAX_BETWEEN // 2) + b"\r\nAuthorization: Bearer wrong\r\n\r\n")
+            writer.write(b"0\r\nX-Trailer: " + b"a" * 16_384 + b"\r\nAuthorization: Bearer wrong\r\n\r\n")
             await writer.drain()
             async with asyncio.timeout(60):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -125,25 +124,21 @@ async def test_bodies_in_small_chunks_and_trailers_are_taken(redis_url: str, tmp
         writer.close()
 
 
-@pytest.mark.parametrize("first", [b"", b"GET /sess", HEAD, HEAD + b"X: a", CHUNKED, CHUNKED + b"2\r\n{"])
-async def test_a_connection_that_falls_silent_is_closed(site: Site, first: bytes) -> None:
+@pytest.mark.parametrize("first", [CHUNKED, CHUNKED + b"2\r\n{"])
+async def test_a_body_that_falls_silent_is_refused(site: Site, first: bytes) -> None:
     reader, writer = await connect(site)
     writer.write(first)
     assert refusal(await said(reader)) == (408, "request_timeout")
     writer.close()
 
 
-async def test_requests_that_come_together_are_answered_in_their_order_and_too_many_are_refused(site: Site) -> None:
-    async def together(count: int) -> list[bytes]:
-        reader, writer = await connect(site)
-        one = b"GET /health HTTP/1.1\r\nHost: x\r\n"
-        writer.write(HEAD + b"\r\n" + (one + b"\r\n") * (count - 1) + one + b"Connection: close\r\n\r\n")
-        raw = await said(reader)
-        writer.close()
-        return [part.split()[0] for part in raw.split(b"HTTP/1.1 ")[1:]]
-
-    assert await together(MAX_WAITING) == [b"401", *[b"200"] * MAX_WAITING]
-    assert await together(MAX_WAITING + 1) == [b"429"]
+async def test_requests_that_come_together_are_answered_in_their_order(site: Site) -> None:
+    reader, writer = await connect(site)
+    one = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    writer.write(HEAD + b"\r\n" + (one + b"\r\n") * 100 + one + b"Connection: close\r\n\r\n")
+    raw = await said(reader)
+    writer.close()
+    assert [part.split()[0] for part in raw.split(b"HTTP/1.1 ")[1:]] == [b"401", *[b"200"] * 101]
 
 
 async def test_what_is_refused_behind_a_running_answer_is_not_written_into_it(
@@ -158,52 +153,13 @@ async def test_what_is_refused_behind_a_running_answer_is_not_written_into_it(
         async with asyncio.timeout(20):
             begun = await reader.readuntil(b"\nevent: ")
         writer.write(HEAD + b"\r\n" + b"this is no request\r\n\r\n")
+        fake.gate.set()
         rest = await said(reader)
         writer.close()
-        fake.gate.set()
     assert begun.startswith(b"HTTP/1.1 200")
-    assert b"HTTP/1.1" not in rest
-
-
-async def test_a_head_that_comes_byte_by_byte_is_cut_off(site: Site) -> None:
-    reader, writer = await connect(site)
-
-    async def slow() -> None:
-        with contextlib.suppress(ConnectionError):
-            for byte in HEAD + b"X: " + b"a" * 10_000:
-                writer.write(bytes((byte,)))
-                await asyncio.sleep(0.02)
-
-    sending = asyncio.create_task(slow())
-    assert refusal(await said(reader)) == (408, "request_timeout")
-    sending.cancel()
-    writer.close()
-
-
-async def test_a_body_that_comes_byte_by_byte_is_cut_off_and_one_that_comes_fast_enough_is_not(site: Site) -> None:
-    reader, writer = await connect(site)
-    writer.write(CHUNKED)
-
-    async def slow() -> None:
-        with contextlib.suppress(ConnectionError):
-            for _ in range(10_000):
-                writer.write(b"1\r\n \r\n")
-                await asyncio.sleep(0.02)
-
-    sending = asyncio.create_task(slow())
-    assert refusal(await said(reader)) == (408, "request_timeout")
-    sending.cancel()
-    writer.close()
-
-    # longer than a client may be silent, but with the speed that is asked for
-    async def steady() -> AsyncIterator[bytes]:
-        for _ in range(30):
-            yield b" " * 8 * SLOWEST
-            await asyncio.sleep(0.05)
-        yield b"{"
-
-    answered = await site.http.post("/query", content=steady(), headers={"Content-Type": "application/json"})
-    assert (answered.status_code, answered.json()["error"]["code"]) == (400, "bad_json")
+    answer, _, behind = rest.partition(b"0\r\n\r\n")
+    assert b"event: completed" in answer
+    assert [part.split()[0] for part in behind.split(b"HTTP/1.1 ")[1:]] == [b"401", b"400"]
 
 
 async def test_an_answer_that_takes_longer_and_a_connection_kept_for_the_next_request_are_left_alone(
@@ -214,7 +170,7 @@ async def test_an_answer_that_takes_longer_and_a_connection_kept_for_the_next_re
         ask = json.dumps({"query": "slow"}).encode()
         writer.write(
             b"POST /query HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b\r\n" % (ADMIN_KEY.encode(), len(ask), ask)
+            b"Content-Length: %d\r\n\r\n%b" % (ADMIN_KEY.encode(), len(ask), ask)
         )
         # longer than a client may be silent
         await asyncio.sleep(2.5)

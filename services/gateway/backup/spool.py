@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 
+from services.gateway.body import bounded
 from services.gateway.errors import ApiError
 
 _BUFFER = 1024 * 1024
@@ -21,23 +21,12 @@ _BUFFER = 1024 * 1024
 async def spooled(request: Request, folder: Path, limit: int) -> AsyncIterator[BinaryIO]:
     """The request's body as a file at its beginning. Raises ApiError 400, 413 and 507."""
     with _opened(folder) as file:
-        size, buffer = 0, bytearray()
-        try:
-            async for part in request.stream():
-                size += len(part)
-                if size > limit:
-                    raise ApiError(
-                        413,
-                        "body_too_large",
-                        f"the file is larger than {limit} bytes (LOCAL2_RESTORE_MAX_BYTES of the gateway)",
-                        {"Connection": "close"},
-                    )
-                buffer += part
-                if len(buffer) >= _BUFFER:
-                    await asyncio.to_thread(_write, file, bytes(buffer))
-                    buffer.clear()
-        except ClientDisconnect as exc:
-            raise ApiError(400, "bad_request", "the connection closed before the file was complete") from exc
+        buffer = bytearray()
+        async for part in bounded(request, limit, " (LOCAL2_RESTORE_MAX_BYTES of the gateway)"):
+            buffer += part
+            if len(buffer) >= _BUFFER:
+                await asyncio.to_thread(_write, file, bytes(buffer))
+                buffer.clear()
         await asyncio.to_thread(_write, file, bytes(buffer))
         file.seek(0)
         yield file

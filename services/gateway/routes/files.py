@@ -5,18 +5,16 @@ The bytes only pass through: the memory keeps them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
-from starlette.requests import ClientDisconnect
+from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
-from services.gateway.body import MAX_FILE_BODY
-from services.gateway.errors import ApiError, not_found
+from services.gateway.body import MAX_FILE_BODY, bounded
+from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import memory_files
 from services.gateway.schemas import told
@@ -62,26 +60,12 @@ async def add_file(
     gateway: GatewayDep,
     user: UserDep,
     name: Annotated[str, Query(max_length=1_000, description="The file's name, where the body is the file")] = "file",
+    content_type: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    kind = request.headers.get("content-type", "")
+    body = bounded(request, MAX_FILE_BODY)
     async with memory_files(gateway) as files:
-        new, file = await files.add(user.user_id, _bounded(request), name=name, content_type=kind)
+        new, file = await files.add(user.user_id, body, name=name, content_type=content_type)
     return reply(file, 201 if new else 200, {"Location": f"/files/{file['id']}"})
-
-
-async def _bounded(request: Request) -> AsyncIterator[bytes]:
-    size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_FILE_BODY:
-                raise ApiError(
-                    413, "body_too_large", f"the body is larger than {MAX_FILE_BODY} bytes",
-                    headers={"Connection": "close"},
-                )  # fmt: skip
-            yield part
-    except ClientDisconnect as exc:
-        raise ApiError(400, "bad_request", "the connection closed before the body was complete") from exc
 
 
 @router.get("/files", summary="Your files, newest first",

@@ -312,7 +312,5 @@ async def _lines(request: Request) -> AsyncIterator[bytes]:
 
 def _bounded(line: bytes) -> bytes:
     if len(line) > MAX_LINE:
-        raise ApiError(
-            413, "body_too_large", f"a line is longer than {MAX_LINE} bytes", headers={"Connection": "close"}
-        )
+        raise ApiError(413, "body_too_large", f"a line is longer than {MAX_LINE} bytes")
     return line

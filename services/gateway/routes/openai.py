@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Protocol
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from services.gateway.accept import HEADERS, Ask, Origin, accept, asked_before
+from services.gateway.accept import Ask, Origin, accept, asked_before
 from services.gateway.answers import reply
 from services.gateway.auth import CHAT_HEADER, USER_HEADER, UserDep
-from services.gateway.body import ImageAskRoute, JsonRoute
+from services.gateway.body import ImageRoute, JsonRoute
 from services.gateway.cancel import cancel_all
 from services.gateway.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked, backend_model, bad
 from services.gateway.completions import Chunks, completion
@@ -25,11 +25,11 @@ from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.images import in_chat, in_response
 from services.gateway.keys import Principal
-from services.gateway.orphans import Orphans
+from services.gateway.orphans import Orphans, OrphansDep
 from services.gateway.records import QueryRecord, forgotten, owned
 from services.gateway.responses import Answering, ResponseBody, query_of
 from services.gateway.responses import asked as asked_of_items
-from services.gateway.routes.queries import finished, loop_time_of
+from services.gateway.routes.queries import OriginDep, finished, loop_time_of
 from services.gateway.schemas import told
 from services.gateway.shapes.openai import (
     ChatChunkEvent,
@@ -47,7 +47,7 @@ from shared.records.journal import JournalEntry, pages
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
 # Questions, in which images may stand.
-asking_router = APIRouter(route_class=ImageAskRoute, prefix="/v1", tags=["openai"])
+asking_router = APIRouter(route_class=ImageRoute, prefix="/v1", tags=["openai"])
 
 # What a client of several chores calls this one; Open WebUI sends it where it is told to.
 TASK_HEADER = "X-OpenWebUI-Task"
@@ -124,24 +124,43 @@ class Teller(Protocol):
     def broken(self, code: str, message: str) -> bytes: ...
 
 
-def _places(request: Request) -> tuple[Gateway, Orphans]:
-    state = request.app.state
-    return state.gateway, state.orphans
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """Headers of chat programs. user, chat: names that a trusted key gives. task: the chore that is asked for.
+
+    events: `status` for a stream with events that are not OpenAI's.
+    """
+
+    user: str
+    chat: str
+    task: str
+    events: str
+
+    def origin(self, origin: Origin, body: ChatBody | ResponseBody) -> Origin:
+        """Return the origin with the user whom a trusted key names in the body, unless a header names one."""
+        name = body.user or (body.metadata or {}).get("user_id")
+        if not origin.principal.trusted or self.user or not isinstance(name, str) or not name:
+            return origin
+        return replace(origin, principal=origin.principal.named(name))
+
+    def conversation(self, origin: Origin, body: ChatBody | ResponseBody) -> str | None:
+        """Return the name that a trusted key gives the conversation."""
+        given = body.metadata or {}
+        names = (self.chat, given.get("chat_id"), given.get("session_id"))
+        found = next((name for name in names if isinstance(name, str) and name), None)
+        return found if origin.principal.trusted else None
 
 
-def _spoken_for(request: Request, user: Principal, body: ChatBody | ResponseBody) -> Principal:
-    """The person whom a trusted key names in the request's body, unless a header names one."""
-    name = body.user or (body.metadata or {}).get("user_id")
-    if not user.trusted or request.headers.get(USER_HEADER) or not isinstance(name, str) or not name:
-        return user
-    return user.named(name)
+async def _client(
+    user: Annotated[str, Header(alias=USER_HEADER, include_in_schema=False)] = "",
+    chat: Annotated[str, Header(alias=CHAT_HEADER, include_in_schema=False)] = "",
+    task: Annotated[str, Header(alias=TASK_HEADER, include_in_schema=False)] = "",
+    events: Annotated[str, Header(alias=EVENTS_HEADER, include_in_schema=False)] = "",
+) -> _Client:
+    return _Client(user, chat, task, events)
 
 
-def _chat(request: Request, user: Principal, body: ChatBody | ResponseBody) -> str | None:
-    """What a trusted key calls the conversation."""
-    said = body.metadata or {}
-    named = (request.headers.get(CHAT_HEADER), said.get("chat_id"), said.get("session_id"))
-    return next((name for name in named if isinstance(name, str) and name), None) if user.trusted else None
+ClientDep = Annotated[_Client, Depends(_client)]
 
 
 async def _asked(reading: Callable[[], Ask], size: int, *schemas: object) -> Ask:
@@ -204,23 +223,23 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
     summary="A chat completion by the whole agent; its tools run on this side, the client's own on the client's",
     responses=told("The completion; with `stream` its chunks as events", ChatCompletion, _COMPLETION,
                    400, 404, 409, 410, 413, 415, 429, 502, 503, 504, events=ChatChunkEvent),
-    openapi_extra=HEADERS,
 )  # fmt: skip
-async def create_chat_completion(request: Request, body: ChatBody, user: UserDep) -> Response:
-    gateway, orphans = _places(request)
-    chat = _chat(request, user, body)
-    user = _spoken_for(request, user, body)
+async def create_chat_completion(
+    request: Request, body: ChatBody, gateway: GatewayDep, orphans: OrphansDep, origin: OriginDep, client: ClientDep
+) -> Response:
+    chat = client.conversation(origin, body)
+    origin = client.origin(origin, body)
     size = len(await request.body())
-    body = await in_chat(gateway, user.user_id, body, size)
-    reading = partial(asked, body, await _models(gateway), request.headers.get(TASK_HEADER, ""))
+    body = await in_chat(gateway, origin.principal.user_id, body, size)
+    reading = partial(asked, body, await _models(gateway), client.task)
     ask = replace(await _asked(reading, size, body.tools, body.functions, body.response_format), chat=chat)
-    record = await _taken(gateway, orphans, Origin.of(user, request.headers), ask)
+    record = await _taken(gateway, orphans, origin, ask)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
     custom = [tool for tool, (_, form) in body.offered().items() if form.custom]
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        status = request.headers.get(EVENTS_HEADER, "") == "status"
+        status = client.events == "status"
         chunks = Chunks(
             record.query_id, name, include_usage, whole=ask.whole, legacy=body.legacy, custom=custom, status=status
         )
@@ -259,20 +278,20 @@ async def _thought(gateway: Gateway, record: QueryRecord) -> str:
     summary="A response by the whole agent",
     responses=told("The response; with `stream` its events", ResponseObject, _RESPONSE,
                    400, 404, 409, 410, 413, 415, 429, 502, 503, 504, events=ResponseEvent),
-    openapi_extra=HEADERS,
 )  # fmt: skip
-async def create_response(request: Request, body: ResponseBody, user: UserDep) -> Response:
-    gateway, orphans = _places(request)
-    chat = _chat(request, user, body)
-    user = _spoken_for(request, user, body)
+async def create_response(
+    request: Request, body: ResponseBody, gateway: GatewayDep, orphans: OrphansDep, origin: OriginDep, client: ClientDep
+) -> Response:
+    chat = client.conversation(origin, body)
+    origin = client.origin(origin, body)
     size = len(await request.body())
-    body = await in_response(gateway, user.user_id, body, size)
-    items, behind = await _conversation(gateway, user, body)
-    reading = partial(asked_of_items, body, items, await _models(gateway), request.headers.get(TASK_HEADER, ""))
+    body = await in_response(gateway, origin.principal.user_id, body, size)
+    items, behind = await _conversation(gateway, origin.principal, body)
+    reading = partial(asked_of_items, body, items, await _models(gateway), client.task)
     ask = replace(await _asked(reading, size, body.tools, body.text), chat=chat)
     kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
     ask = replace(ask, given=orjson.dumps(kept).decode())
-    record = await _taken(gateway, orphans, Origin.of(user, request.headers), ask, behind)
+    record = await _taken(gateway, orphans, origin, ask, behind)
     left = partial(orphans.leave, record, ask.model)
     if body.stream:
         return _stream(gateway, record, _answering(record), None if body.background else left)

@@ -7,20 +7,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import TypeAdapter, ValidationError
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from services.gateway.accept import HEADERS, Ask, Origin, accept
+from services.gateway.accept import ONCE, Ask, Origin, accept
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
-from services.gateway.body import AskRoute, JsonRoute, invalid
+from services.gateway.body import JsonRoute
 from services.gateway.cancel import cancel_all
 from services.gateway.errors import FAILURE_STATUS, ApiError
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.listing import listed
 from services.gateway.operations import known_files
 from services.gateway.records import QueryRecord, checked_entry_id, forgotten, owned
-from services.gateway.schemas import SSE, QueryBody, Respondent, parameter, told
+from services.gateway.schemas import SSE, QueryBody, Respondent, told
 from services.gateway.shapes.events import JournalEvent
 from services.gateway.shapes.queries import Accepted, QueryPage, QueryResult, Stopping
 from services.gateway.sse import Ending, EventStream, ended, ended_at, gone, is_before, journal_events
@@ -31,7 +30,6 @@ from shared.contracts import FILES_ALONE
 from shared.records.journal import TERMINAL, read_end, read_result
 
 router = APIRouter(route_class=JsonRoute, tags=["queries"])
-asking_router = APIRouter(route_class=AskRoute, tags=["queries"])
 
 # The generator writes the failure at the deadline; that entry is worth waiting for.
 GRACE = 5.0
@@ -63,24 +61,18 @@ _EVENTS = 'id: 1-3\nevent: answer\ndata: {"text":"Par"}\n\n'
 AskedRespondent = Annotated[Respondent, Query(description="A: the answer shown; B: the second respondent's")]
 
 
-_FLAG = TypeAdapter(bool)
-_FLAGS = [
-    parameter("query", "wait", {"type": "boolean", "default": True},
-              "false: 202 as soon as the query cannot be lost any more"),
-    parameter("query", "follow", {"type": "boolean", "default": False},
-              "Events go on after the answer until the critique"),
-]  # fmt: skip
+async def _origin(
+    user: UserDep,
+    idempotency_key: Annotated[str | None, Header(description=ONCE)] = None,
+    traceparent: Annotated[str | None, Header(description="W3C trace context")] = None,
+) -> Origin:
+    return Origin(user, idempotency_key, traceparent)
 
 
-def _flag(request: Request, name: str, usual: bool) -> bool:
-    said = request.query_params.get(name) if request.scope["query_string"] else None
-    try:
-        return usual if said is None else _FLAG.validate_python(said)
-    except ValidationError as exc:
-        raise invalid(f"query.{name}", exc) from exc
+OriginDep = Annotated[Origin, Depends(_origin)]
 
 
-@asking_router.post(
+@router.post(
     "/query",
     summary="Ask: the answer as JSON, or as it is written with Accept: text/event-stream",
     responses={
@@ -88,11 +80,17 @@ def _flag(request: Request, name: str, usual: bool) -> bool:
                400, 404, 409, 410, 413, 415, 422, 429, 502, 503, 504, events=JournalEvent),
         **told("Accepted (`?wait=false`)", Accepted, {**_IDS, "state": "queued"}, status=202),
     },
-    openapi_extra={"parameters": [*_FLAGS, *HEADERS["parameters"]]},
 )  # fmt: skip
-async def ask(request: Request, body: QueryBody, user: UserDep) -> Response:
-    gateway: Gateway = request.app.state.gateway
-    wait, follow = _flag(request, "wait", True), _flag(request, "follow", False)
+async def ask(
+    request: Request,
+    body: QueryBody,
+    gateway: GatewayDep,
+    user: UserDep,
+    origin: OriginDep,
+    wait: Annotated[bool, Query(description="false: 202 as soon as the query cannot be lost any more")] = True,
+    follow: Annotated[bool, Query(description="Events go on after the answer until the critique")] = False,
+    accepts: Annotated[str, Header(alias="accept", include_in_schema=False)] = "",
+) -> Response:
     options = body.options.model_dump(exclude_none=True) if body.options else None
     asked = Ask(
         query=body.query if body.query.strip() else FILES_ALONE,
@@ -110,11 +108,11 @@ async def ask(request: Request, body: QueryBody, user: UserDep) -> Response:
         system_prompt=body.system_prompt,
         time_zone=body.time_zone,
     )
-    record = await accept(gateway, Origin.of(user, request.headers), asked)
+    record = await accept(gateway, origin, asked)
     if not wait:
         accepted = {"query_id": record.query_id, "session_id": record.session_id, "state": "queued"}
         return reply(accepted, 202, {"Location": f"/queries/{record.query_id}", **_ids(record)})
-    if SSE in request.headers.get("accept", ""):
+    if SSE in accepts:
         return _streaming(gateway, record, "A", START, follow=follow, new=True)
     return reply(await finished(request, gateway, record), headers=_ids(record))
 

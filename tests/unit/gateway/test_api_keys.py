@@ -360,6 +360,6 @@ async def test_without_keys_only_this_machine_is_answered(gateway: Gateway, tmp_
 
 
 def test_who_has_no_key_is_told_how_one_is_sent() -> None:
-    refusal = unauthorized(Connection="close")
+    refusal = unauthorized()
     assert (refusal.status_code, refusal.code) == (401, "unauthorized")
-    assert refusal.headers == {"WWW-Authenticate": "Bearer", "Connection": "close"}
+    assert refusal.headers == {"WWW-Authenticate": "Bearer"}

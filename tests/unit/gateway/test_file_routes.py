@@ -99,7 +99,7 @@ async def test_a_file_is_as_large_as_the_gateway_takes(
 
     assert (await http.post("/files", content=parts(6, 4))).status_code == 201
     refused = await http.post("/files", content=parts(6, 5))
-    assert (refused.status_code, refused.headers["connection"]) == (413, "close")
+    assert refused.status_code == 413
     assert memory.asked == [("ann", b"x" * 10, "file", "")]
 
 

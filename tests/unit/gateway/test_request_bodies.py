@@ -1,9 +1,11 @@
-"""How much of a body is kept, by whose it is, and what is read of it."""
+"""Request bodies: how much is read without a key, how slowly, and what JSON may contain."""
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,21 +14,23 @@ import orjson
 import pytest
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.types import Message
 
 from services.gateway.auth import UserDep
 from services.gateway.body import (
     MAX_DEPTH,
     MAX_FILE_BODY,
     MOST_VALUES,
-    STRANGERS_BODY,
-    AskRoute,
-    ImageAskRoute,
     ImageRequest,
+    ImageRoute,
     JsonRequest,
     JsonRoute,
+    bounded,
 )
 from services.gateway.errors import ApiError, install
 from services.gateway.keys import Principal
+from services.gateway.request_guard import RequestGuard
 
 PART = 65_536
 
@@ -36,8 +40,7 @@ class Keys:
         return Principal("ann", "user") if key == "good" else None
 
 
-READ: list[int] = []
-STATE = SimpleNamespace(gateway=SimpleNamespace(keys=Keys(), settings=SimpleNamespace(auth="on")))
+STATE = SimpleNamespace(gateway=SimpleNamespace(keys=Keys(), settings=SimpleNamespace(auth="on", client_seconds=0.2)))
 
 
 def posted(
@@ -49,15 +52,11 @@ def posted(
     content_type: str | None = "application/json",
     cut: bool = False,
 ) -> JsonRequest:
-    """A request with a body that comes in parts, each made when it is read: `content` again and again; `cut`: the
-    connection closes before its end. `READ` gets what there is in memory at each."""
+    """Return a request whose body repeats `content`. cut: the client disconnects before its end."""
     left = size
-    READ.clear()
 
     async def receive() -> dict[str, Any]:
         nonlocal left
-        if tracemalloc.is_tracing():
-            READ.append(tracemalloc.get_traced_memory()[0])
         part = content * max(1, min(PART, left) // len(content))
         left -= len(part)
         if cut and left <= 0:
@@ -70,49 +69,105 @@ def posted(
     return kind({"type": "http", "method": "POST", "headers": headers, "app": app}, receive)
 
 
-@pytest.mark.parametrize("size", [STRANGERS_BODY + 1, 3 * MAX_FILE_BODY])
-async def test_a_strangers_body_is_not_kept(size: int) -> None:
-    request = posted("wrong", size)
+@dataclass
+class Sender:
+    """A client of an application behind the guard. taken: bytes of the body that have been read."""
+
+    size: int
+    headers: dict[str, str]
+    pause: float = 0.0
+    part: int = PART
+    taken: int = 0
+    sent: list[Message] = field(default_factory=list)
+
+    async def receive(self) -> Message:
+        if self.taken >= self.size:
+            return {"type": "http.disconnect"}
+        await asyncio.sleep(self.pause)
+        part = min(self.part, self.size - self.taken)
+        self.taken += part
+        return {"type": "http.request", "body": b" " * part, "more_body": self.taken < self.size}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def posts(self, most: int = MAX_FILE_BODY) -> tuple[int, str, str]:
+        """Return status, code and the `Connection` header of the answer to the request."""
+        app = FastAPI()
+        app.state.gateway = STATE.gateway
+        install(app)
+
+        @app.post("/")
+        async def read(request: Request) -> Response:
+            return Response(str(sum([len(part) async for part in bounded(request, most)])))
+
+        app.add_middleware(RequestGuard, gateway=STATE.gateway)
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        scope: dict[str, Any] = {
+            "type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers, "root_path": "",
+        }  # fmt: skip
+        await app(scope, self.receive, self.send)
+        start, *parts = self.sent
+        body = b"".join(part["body"] for part in parts)
+        code = orjson.loads(body)["error"]["code"] if start["status"] >= 400 else body.decode()
+        return start["status"], code, Headers(raw=start["headers"]).get("connection", "")
+
+
+GOOD, CHUNKED = {"Authorization": "Bearer good"}, {"Transfer-Encoding": "chunked"}
+
+
+def length(size: int) -> dict[str, str]:
+    return {"Content-Length": str(size)}
+
+
+@pytest.mark.parametrize(
+    ("size", "headers", "answer", "read"),
+    [
+        pytest.param(100, CHUNKED, (200, "100", ""), 100, id="a stranger's short one"),
+        pytest.param(65_536, length(65_536), (200, "65536", ""), 65_536, id="as much as allowed"),
+        pytest.param(10**6, CHUNKED, (401, "unauthorized", "close"), 10**6, id="a stranger's longer one"),
+        pytest.param(10**6, length(10**6), (401, "unauthorized", "close"), 10**6, id="a stranger's declared one"),
+        pytest.param(10**6, GOOD | length(10**6), (200, "1000000", ""), 10**6, id="with a key"),
+        pytest.param(10**6, GOOD | CHUNKED, (200, "1000000", ""), 10**6, id="in chunks, with a key"),
+        pytest.param(2_000_001, GOOD | CHUNKED, (413, "body_too_large", ""), 2_000_001, id="above the limit"),
+        pytest.param(2_000_001, GOOD | length(2_000_001), (413, "body_too_large", "close"), 2_000_001, id="declared"),
+        # What is sent beyond is discarded up to a bound.
+        pytest.param(10**9, GOOD | CHUNKED, (413, "body_too_large", "close"), 11_000_000, id="without an end"),
+        pytest.param(10**9, CHUNKED, (401, "unauthorized", "close"), 9_000_000, id="a stranger's without an end"),
+    ],
+)  # fmt: skip
+async def test_guard_bounds_a_body_by_its_key(
+    size: int, headers: dict[str, str], answer: tuple[int, str, str], read: int
+) -> None:
+    sender = Sender(size, headers)
     tracemalloc.start()
     try:
-        with pytest.raises(ApiError) as caught:
-            await request.body()
+        assert await sender.posts(2_000_000) == answer
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (caught.value.status_code, caught.value.code) == (401, "unauthorized")
-    assert caught.value.headers == {"WWW-Authenticate": "Bearer", "Connection": "close"}
-    assert peak < 1_000_000
-    # so much is thrown away, and no more
-    assert len(READ) * PART <= 2 * MAX_FILE_BODY + 2 * PART
+    assert sender.taken <= read
+    assert peak < 3_000_000
 
 
-async def test_a_short_one_is_for_what_opens_a_link() -> None:
-    assert len(await posted("", STRANGERS_BODY).body()) == STRANGERS_BODY
+@pytest.mark.parametrize(
+    ("pause", "part", "answer"),
+    [
+        pytest.param(1.0, PART, (408, "request_timeout", "close"), id="silent"),
+        pytest.param(0.05, 100, (408, "request_timeout", "close"), id="slower than 8 kB a second"),
+        pytest.param(0.05, 20_000, (200, "200000", ""), id="long, but fast enough"),
+    ],
+)
+async def test_guard_refuses_a_silent_or_slow_body(pause: float, part: int, answer: tuple[int, str, str]) -> None:
+    assert await Sender(200_000, GOOD | CHUNKED, pause, part).posts() == answer
 
 
 @pytest.mark.parametrize(("kind", "most"), [(JsonRequest, 4_194_304), (ImageRequest, 33_554_432)])
-async def test_who_has_a_key_sends_as_much_as_the_route_takes(kind: type[JsonRequest], most: int) -> None:
+async def test_body_has_at_most_the_bytes_of_its_route(kind: type[JsonRequest], most: int) -> None:
     assert len(await posted("good", most, kind=kind).body()) == most
-    for size in (most + 1, 3 * most):
-        with pytest.raises(ApiError) as caught:
-            await posted("good", size, kind=kind).body()
-        assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
-        assert caught.value.headers == {"Connection": "close"}
-
-
-async def test_what_is_thrown_away_is_not_kept() -> None:
-    class Small(JsonRequest):
-        most = 2_000_000
-
-    tracemalloc.start()
-    try:
-        with pytest.raises(ApiError):
-            await posted("good", 3_900_000, kind=Small).body()
-    finally:
-        tracemalloc.stop()
-    assert max(READ) > 1_500_000
-    assert READ[-1] < 1_000_000
+    with pytest.raises(ApiError) as caught:
+        await posted("good", most + 1, kind=kind).body()
+    assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
 
 
 async def test_a_body_whose_connection_closes_is_told_so() -> None:
@@ -171,9 +226,7 @@ async def echo(request: Request, body: Said, user: UserDep) -> Response:
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    app = FastAPI(
-        routes=[kind(f"/{kind.__name__}", echo, methods=["POST"]) for kind in (JsonRoute, AskRoute, ImageAskRoute)]
-    )
+    app = FastAPI(routes=[kind(f"/{kind.__name__}", echo, methods=["POST"]) for kind in (JsonRoute, ImageRoute)])
     app.state.gateway = STATE.gateway
     install(app)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
@@ -181,41 +234,30 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-@pytest.mark.parametrize(("route", "kind"), [(AskRoute, JsonRequest), (ImageAskRoute, ImageRequest)])
-async def test_a_route_reads_its_body_with_its_own_limits(
-    route: type[JsonRoute], kind: type[JsonRequest], http: httpx.AsyncClient
-) -> None:
-    assert (await http.post(f"/{JsonRoute.__name__}", json={"n": 1})).text == "JsonRequest 1 ann"
-    assert (await http.post(f"/{route.__name__}", json={"n": 2})).text == f"{kind.__name__} 2 ann"
+async def test_a_route_reads_its_body_with_its_own_limits(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/JsonRoute", json={"n": 1})).text == "JsonRequest 1 ann"
+    assert (await http.post("/ImageRoute", json={"n": 2})).text == "ImageRequest 2 ann"
 
 
 @pytest.mark.parametrize(
-    ("content", "headers"),
+    ("content", "headers", "status"),
     [
-        (b"", {}),
-        (b'{"n": 1', {}),
-        (b'{"n": "one"}', {}),
-        (b"[1]", {}),
-        (b"null", {}),
-        (b'{"n": 1}', {"Content-Type": "text/plain"}),
-        (b'{"n": "one"}', {"Authorization": "Bearer wrong"}),
-        (b'{"n": 1', {"Authorization": "Bearer wrong"}),
-        (b"", {"Authorization": "Bearer wrong"}),
-        (b"[" * 100 + b"]" * 100, {}),
+        (b"", {}, 422),
+        (b'{"n": 1', {}, 400),
+        (b'{"n": "one"}', {}, 422),
+        (b"[1]", {}, 422),
+        (b"null", {}, 422),
+        (b'{"n": 1}', {"Content-Type": "text/plain"}, 415),
+        (b'{"n": "one"}', {"Authorization": "Bearer wrong"}, 401),
+        (b"", {"Authorization": "Bearer wrong"}, 401),
+        (b"[" * 100 + b"]" * 100, {}, 400),
     ],
 )
-async def test_a_question_is_refused_as_every_other_body_is(
-    content: bytes, headers: dict[str, str], http: httpx.AsyncClient
+async def test_wrong_body_is_refused_in_the_usual_shape(
+    content: bytes, headers: dict[str, str], status: int, http: httpx.AsyncClient
 ) -> None:
-    json = {"Content-Type": "application/json"}
-    usual, asked = [
-        await http.post(f"/{route.__name__}", content=content, headers=json | headers)
-        for route in (JsonRoute, AskRoute)
-    ]
-    assert usual.status_code in (400, 401, 415, 422)
-    assert (asked.status_code, asked.json()) == (usual.status_code, usual.json())
-    refused = await http.get(f"/{AskRoute.__name__}")
-    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    refused = await http.post("/JsonRoute", content=content, headers={"Content-Type": "application/json"} | headers)
+    assert (refused.status_code, set(refused.json()["error"])) == (status, {"code", "message"})
 
 
 @pytest.mark.parametrize("unit", [b"{},", b"[" * 3 + b"]" * 3 + b","])
