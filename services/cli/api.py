@@ -8,7 +8,7 @@ from typing import Any, Self
 import httpx
 
 from services.cli.settings import ClientSettings
-from services.cli.typed import typed
+from services.cli.words import typed
 from shared.errors import Local2Error
 
 # Where what is there is listed, by the beginning of a path.

@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.text import Text
 
-from services.cli.counted import counted
-from services.cli.printable import printable
 from services.cli.sse import Event
 from services.cli.terminal import Terminal
+from services.cli.words import counted, printable
 
 PREVIEW = 200
 

@@ -19,15 +19,11 @@ from rich.text import Text
 
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.answer_view import AnswerView
-from services.cli.counted import counted
-from services.cli.launch.readiness import reasons
-from services.cli.printable import printable
-from services.cli.sending import UnreadableFile, send
+from services.cli.local_files import UnreadableFile, send
 from services.cli.settings import ClientSettings
 from services.cli.sse import QueryStream
 from services.cli.terminal import Terminal
-from services.cli.times import ago
-from services.cli.typed import typed
+from services.cli.words import ago, counted, printable, reasons, typed
 from shared.errors import Local2Error
 from shared.zones import machine_zone
 

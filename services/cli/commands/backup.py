@@ -13,12 +13,10 @@ import orjson
 import typer
 
 from services.cli.api import Api, ApiError, unreachable
-from services.cli.counted import counted
-from services.cli.progress import Progress
+from services.cli.local_files import FileTrouble, whole_file
 from services.cli.settings import ClientSettings
-from services.cli.terminal import console, errors
-from services.cli.typed import typed
-from services.cli.whole_file import FileTrouble, whole_file
+from services.cli.terminal import Progress, console, errors
+from services.cli.words import counted, typed
 from shared.participant.backup import MEDIA_TYPE, Summary, examine
 
 _PIECE = 256 * 1024

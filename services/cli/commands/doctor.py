@@ -15,21 +15,22 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 import httpx
 import psutil
+import typer
+from rich.text import Text
 
-from services.cli.commands.findings import Finding
-from services.cli.commands.repair import damages
-from services.cli.commands.running_stack import RunningStack, examine_running, running_stack
-from services.cli.counted import counted
+from services.cli.commands.repair import damages, repair
+from services.cli.commands.running_stack import Finding, RunningStack, examine_running, running_stack
 from services.cli.launch.models import has_model
 from services.cli.launch.probes import port_state, redis_version, searxng_trouble, writable
-from services.cli.launch.readiness import reasons
 from services.cli.launch.redis_servers import EmbeddedRedisError, server_binary
 from services.cli.launch.run_lock import running_pid
 from services.cli.settings import ClientSettings, CriticWish, MemoryWish, ModelWish, SearchWish
-from services.cli.typed import typed
+from services.cli.terminal import console
+from services.cli.words import counted, printable, reasons, typed
 from shared.errors import Local2Error, SettingsError
 from shared.llm.address import is_loopback, origin, shown
 from shared.llm.gpu import gpu_here, gpu_note
@@ -452,3 +453,26 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "?"
+
+
+def doctor(
+    mend: Annotated[
+        bool, typer.Option("--repair", help="Saves what can be read of damaged data, with the stack stopped")
+    ] = False,
+) -> None:
+    """What is reachable, what is missing, and what to do about it; exit code 1 when something needed is missing."""
+    if mend:
+        client = ClientSettings.load("cli")
+        said = repair(client.data_dir, embedded=configured_redis(client) is None)
+        for line in said or [f"nothing is damaged in {client.data_dir}"]:
+            console.print(printable(line))
+        return
+    found = asyncio.run(examine(World.load()))
+    marks = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "missing": ("MISSING", "bold red")}
+    for finding in found:
+        mark, style = marks[finding.level]
+        text = f" {finding.about}: {printable(finding.text)}"
+        console.print(Text.assemble((mark, style), text))
+        if finding.remedy:
+            console.print(Text(f"        → {finding.remedy}", style="dim"))
+    raise typer.Exit(1 if any(finding.level == "missing" for finding in found) else 0)

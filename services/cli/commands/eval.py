@@ -23,13 +23,12 @@ from pydantic import SecretStr
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands import eval_answers
 from services.cli.commands.eval_data import DEPTH, Conversation, DataSet, Measures, Turn, load, report
-from services.cli.counted import counted
-from services.cli.printable import printable
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
+from services.cli.words import counted, printable
 from shared.errors import Local2Error
 
-app = typer.Typer(no_args_is_help=True, help="How good a running stack is")
+app = typer.Typer(no_args_is_help=True)
 
 # Turns of one import: the gateway bounds a request, and its answer waits for the vectors.
 IMPORT_LINES = 50

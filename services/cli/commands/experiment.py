@@ -11,11 +11,10 @@ from rich.text import Text
 
 from services.cli.api import ApiError, rows
 from services.cli.commands.operate import AsJson, print_json, with_api
-from services.cli.counted import counted
-from services.cli.printable import printable
 from services.cli.terminal import console
+from services.cli.words import counted, printable
 
-experiment = typer.Typer(no_args_is_help=True, help="Another configuration on trial with respondent B")
+experiment = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The experiment's name")]
 _SHOWN = 60

@@ -11,12 +11,11 @@ from rich.table import Column, Table
 
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.operate import AsJson, Limit, print_json, with_api
-from services.cli.printable import printable
-from services.cli.sending import UnreadableFile, send
+from services.cli.local_files import UnreadableFile, send
 from services.cli.terminal import console, errors
-from services.cli.times import ago
+from services.cli.words import ago, printable
 
-files = typer.Typer(no_args_is_help=True, help="Your files, and the documents among them")
+files = typer.Typer(no_args_is_help=True)
 
 # What the API says of one file; the next one may be taken.
 _OF_THE_FILE = (400, 413, 415, 422)

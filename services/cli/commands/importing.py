@@ -13,17 +13,13 @@ import typer
 
 from services.cli.api import Api, ApiError
 from services.cli.commands.operate import with_api
-from services.cli.counted import counted
 from services.cli.imports import chatgpt, letta, openwebui
 from services.cli.imports.files import documents
 from services.cli.imports.talks import Found, Note, Talk
-from services.cli.printable import printable
 from services.cli.terminal import console
+from services.cli.words import counted, printable
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Conversations and memories of other products. Without --write it only says what there is.",
-)
+app = typer.Typer(no_args_is_help=True)
 
 # What one request carries; a memory line must stay under the API's limit for lines.
 _PART_BYTES, _PART_SESSIONS, _PART_TURNS = 2_000_000, 100, 2_000

@@ -11,10 +11,10 @@ from rich.table import Column, Table
 
 from services.cli.api import rows
 from services.cli.commands.operate import AsJson, Limit, print_json, save_lines, with_api
-from services.cli.printable import printable
 from services.cli.terminal import console
+from services.cli.words import printable
 
-knowledge = typer.Typer(no_args_is_help=True, help="Facts about you and the people and places of your life")
+knowledge = typer.Typer(no_args_is_help=True)
 
 
 Since = Annotated[str | None, typer.Option(help="2026, 2026-05 or 2026-05-03")]

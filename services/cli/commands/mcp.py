@@ -9,10 +9,10 @@ import typer
 
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.operate import AsJson, print_json, with_api
-from services.cli.printable import printable
 from services.cli.terminal import console
+from services.cli.words import printable
 
-mcp = typer.Typer(no_args_is_help=True, help="Tools of MCP servers (docs/mcp.md)")
+mcp = typer.Typer(no_args_is_help=True)
 
 _SETTINGS = "/participants/mcp/settings"
 

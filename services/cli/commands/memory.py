@@ -13,12 +13,10 @@ from rich.table import Column, Table
 
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.operate import AsJson, Limit, print_json, save_lines, with_api
-from services.cli.counted import counted
-from services.cli.printable import printable
 from services.cli.terminal import console
-from services.cli.times import ago
+from services.cli.words import ago, counted, printable
 
-memory = typer.Typer(no_args_is_help=True, help="What is remembered of your conversations")
+memory = typer.Typer(no_args_is_help=True)
 topics = typer.Typer(no_args_is_help=True, help="Facts kept under an exact name")
 memory.add_typer(topics, name="topics")
 

@@ -14,12 +14,10 @@ from rich.table import Table
 
 from services.cli.api import Api, ApiError, rows, unreachable
 from services.cli.commands.ask import sessions_table
-from services.cli.counted import counted
-from services.cli.printable import printable
+from services.cli.local_files import whole_file
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
-from services.cli.times import ago
-from services.cli.whole_file import whole_file
+from services.cli.words import ago, counted, printable
 
 # The most turns that the gateway gives at once.
 _PAGE = 200
@@ -28,10 +26,10 @@ _EXPORT_SECONDS = 3_600.0
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="How many at most")]
 
-dead_letters = typer.Typer(no_args_is_help=True, help="Messages that could not be handled")
-keys = typer.Typer(no_args_is_help=True, help="API keys")
-sessions = typer.Typer(no_args_is_help=True, help="Conversations")
-export = typer.Typer(no_args_is_help=True, help="Data out of LoCAL2, as JSON lines")
+dead_letters = typer.Typer(no_args_is_help=True)
+keys = typer.Typer(no_args_is_help=True)
+sessions = typer.Typer(no_args_is_help=True)
+export = typer.Typer(no_args_is_help=True)
 
 
 def with_api(work: Callable[[Api], Coroutine[Any, Any, Any]]) -> Any:

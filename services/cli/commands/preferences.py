@@ -15,11 +15,10 @@ from rich.text import Text
 
 from services.cli.api import Api, ApiError, unreachable
 from services.cli.commands.operate import AsJson, export, print_json, with_api
-from services.cli.counted import counted
-from services.cli.printable import printable
+from services.cli.local_files import whole_file
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
-from services.cli.whole_file import whole_file
+from services.cli.words import counted, printable
 
 _BAR = 24
 

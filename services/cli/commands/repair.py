@@ -12,7 +12,7 @@ from services.cli.launch.embedded_redis import EmbeddedRedis, can_start
 from services.cli.launch.redis_data import DataDamaged
 from services.cli.launch.run_lock import run_lock
 from services.cli.settings import RewardWish, StoreWish
-from services.cli.typed import typed
+from services.cli.words import typed
 from shared.errors import Local2Error
 from shared.participant.store_marker import sqlite_missing, sqlite_trouble, was_created
 

@@ -10,11 +10,10 @@ from rich.table import Column, Table
 
 from services.cli.api import ApiError, rows
 from services.cli.commands.operate import AsJson, print_json, with_api
-from services.cli.counted import counted
-from services.cli.printable import printable
 from services.cli.terminal import console, errors
+from services.cli.words import counted, printable
 
-retention = typer.Typer(help="What is kept how long, and what would be removed")
+retention = typer.Typer()
 
 _MOST_DAYS = 36_500
 

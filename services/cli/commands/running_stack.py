@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
-from services.cli.commands.findings import Finding
 from services.cli.settings import ClientSettings
 
 # Seconds for one request, and for a search that the stack makes.
 _PATIENCE, _SEARCHING = 3.0, 8.0
+
+Level = Literal["ok", "note", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`missing` means that LoCAL2 cannot work like this; `remedy` is what to do."""
+
+    about: str
+    level: Level
+    text: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

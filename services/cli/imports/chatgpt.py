@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from services.cli.imports.talks import Found, Said, milliseconds
-from services.cli.whole_file import FileTrouble
+from services.cli.local_files import FileTrouble
 
 # Large exports come in several numbered files.
 NAMES = ("conversations.json", "conversations-*.json")

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from services.cli.whole_file import FileTrouble
+from services.cli.local_files import FileTrouble
 
 # All of a file is in memory while it is read.
 MAX_BYTES = 500 * 1024**2

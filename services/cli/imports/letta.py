@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from services.cli.imports.talks import Found, Note, Said, milliseconds
-from services.cli.whole_file import FileTrouble
+from services.cli.local_files import FileTrouble
 
 NAMES = ("*.af", "*.json")
 # An agent's picture of itself is no memory of its user.

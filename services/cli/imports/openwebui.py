@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from services.cli.imports.talks import Found, Note, Said, milliseconds
-from services.cli.whole_file import FileTrouble
+from services.cli.local_files import FileTrouble
 
 NAMES = ("*.json", "*.jsonl", "*.ndjson")
 # Thoughts, calls and results are written into the text of an answer.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TextIO
 
-from services.cli.printable import printable
+from services.cli.words import printable
 
 WIDTH = 13
 _COLOURS = ("36", "35", "34", "32", "33", "96", "95", "94")

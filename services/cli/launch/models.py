@@ -10,7 +10,7 @@ from typing import Protocol
 
 from services.cli.launch.plan import MODEL_USERS
 from services.cli.settings import ModelWish
-from services.cli.typed import typed
+from services.cli.words import typed
 from shared.llm.address import shown
 from shared.llm.ollama_admin import OllamaAdmin, PullProgress
 from shared.llm.port import ModelError, ModelUnavailable

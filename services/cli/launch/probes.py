@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import httpx
 
+from services.cli.settings import SearchWish
 from shared.bus import Bus
 from shared.errors import Local2Error
 
@@ -129,3 +130,30 @@ def writable(folder: Path) -> str | None:
     except OSError as exc:
         return f"nothing can be made in {existing} ({exc.strerror or exc})"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchChoice:
+    """provider: the setting for web_search, None for its own. note: a sentence for the terminal."""
+
+    provider: str | None
+    note: str
+
+
+async def choose_search(wish: SearchWish, asked: str | None) -> SearchChoice:
+    """Return the service of the option, else of the settings, else SearXNG if it answers, else one that has a key."""
+    if asked:
+        return SearchChoice(asked, f"web search by {asked}")
+    if wish.provider:
+        return SearchChoice(None, f"web search by {wish.provider}")
+    if await answers(wish.searxng_url):
+        return SearchChoice("searxng", f"web search by SearXNG at {wish.searxng_url}")
+    if wish.brave_api_key:
+        return SearchChoice("brave", "web search by Brave (SearXNG does not answer, BRAVE_API_KEY is set)")
+    if wish.tavily_api_key:
+        return SearchChoice("tavily", "web search by Tavily (SearXNG does not answer, TAVILY_API_KEY is set)")
+    return SearchChoice(
+        None,
+        f"no web search: SearXNG does not answer at {wish.searxng_url}; searches will say that they failed "
+        "(start SearXNG, set BRAVE_API_KEY or TAVILY_API_KEY, or try --search mock)",
+    )

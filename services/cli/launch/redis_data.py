@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from services.cli.counted import counted
 from services.cli.launch.redis_servers import EmbeddedRedisError, Version
-from services.cli.typed import typed
+from services.cli.words import counted, typed
 from shared.participant import store_marker
 from shared.participant.store_marker import set_aside
 

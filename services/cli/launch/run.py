@@ -22,14 +22,12 @@ from services.cli.launch.leash import REDIS_ENDS
 from services.cli.launch.log_view import LogView
 from services.cli.launch.models import ModelChoice, Wanted, choose_model, demo_env, instead_of_demo, late_model
 from services.cli.launch.plan import MODEL_USERS, PARTICIPANTS, RunOptions, participants
-from services.cli.launch.probes import port_state, redis_version, writable
+from services.cli.launch.probes import choose_search, port_state, redis_version, writable
 from services.cli.launch.pull_view import PullView
-from services.cli.launch.readiness import reasons
 from services.cli.launch.run_lock import UnusableFolder, run_lock
-from services.cli.launch.search_choice import choose_search
 from services.cli.launch.supervisor import StartError, Supervisor, grace, until_signal
 from services.cli.settings import ClientSettings, CriticWish, DrainWish, McpWish, MemoryWish, ModelWish, SearchWish
-from services.cli.typed import typed
+from services.cli.words import reasons, typed
 from shared.errors import Local2Error, SettingsError
 from shared.extras import advice
 from shared.llm.settings import BackendSettings

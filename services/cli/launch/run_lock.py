@@ -21,6 +21,8 @@ class AlreadyRunning(Local2Error):
 class UnusableFolder(Local2Error):
     """The data folder cannot be made or written; `trouble` says why."""
 
+    exit_status = 2
+
     def __init__(self, data_dir: Path, trouble: str) -> None:
         super().__init__(
             f"the data folder {data_dir} cannot be used: {trouble};"

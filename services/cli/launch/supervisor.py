@@ -19,8 +19,8 @@ from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.cli.launch.leash import Leash
 from services.cli.launch.log_view import LogView
 from services.cli.launch.plan import python
-from services.cli.launch.readiness import reasons
 from services.cli.launch.redis_keeper import RedisKeeper
+from services.cli.words import reasons
 from shared.errors import Local2Error
 from shared.participant import store_marker
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from services.cli.api import Api
-from services.cli.printable import printable
-from services.cli.progress import Progress
+from services.cli.settings import ClientSettings
 from services.cli.stories.runner import StoryReport, live_participants, run_story
-from services.cli.stories.story import Story
-from services.cli.terminal import Terminal
+from services.cli.stories.story import Story, select_stories
+from services.cli.terminal import Progress, Terminal, console, errors
+from services.cli.words import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +99,23 @@ def dumped(report: StoryReport) -> dict[str, Any]:
             for turn in report.turns
         ],
     }
+
+
+def stories(
+    names: Annotated[list[str] | None, typer.Argument(help="S1 S2 …, or .yaml files; default: all")] = None,
+    var: Annotated[list[str] | None, typer.Option("--var", help="name=value for a story's variable")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Shows the checks that hold too")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON")] = False,
+) -> None:
+    """Runs the acceptance stories against the stack that is up; exit code 1 when a check fails."""
+    pairs = [item.partition("=") for item in var or []]
+    if wrong := [name for name, sign, _ in pairs if not sign or not name]:
+        raise typer.BadParameter(f"{wrong[0]}: name=value is expected", param_hint="--var")
+    chosen = select_stories(names or [], {name: value for name, _, value in pairs})
+
+    async def work() -> int:
+        async with Api(ClientSettings.load("cli")) as api:
+            output = Output(console, errors, verbose, as_json)
+            return await run_stories(api, chosen, named=bool(names), output=output)
+
+    raise typer.Exit(asyncio.run(work()))

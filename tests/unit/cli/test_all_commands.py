@@ -12,6 +12,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,12 +32,16 @@ from services.cli.terminal import Terminal, console, errors
 
 # Rich would swallow or refuse each of these, were they read as markup, an emoji or a link.
 HOSTILE = "[0] [bold]MARK[/b] [/] :smile: [link=x]"
+CHECKOUT = Path(__file__).parents[3]
+# What `local2 --help` must not import: each of them takes tens of milliseconds.
+HEAVY = {"asyncio", "httpx", "pydantic", "rich", "yaml", "psutil", "orjson", "redis", "shared.bus", "shared.contracts"}
 # They serve or ask a terminal, or look at the machine: other tests try them.
 APART = {"run", "chat", "doctor", "stories"}
 
 
 def commands(group: Any, *names: str) -> Iterator[tuple[str, ...]]:
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from commands(command, *names, name)
         else:
@@ -49,7 +55,7 @@ ALL = [names for names in commands(ROOT) if names[0] not in APART]
 def found(names: tuple[str, ...]) -> Any:
     command = ROOT
     for name in names:
-        command = command.commands[name]
+        command = command.get_command(None, name)
     return command
 
 
@@ -311,6 +317,33 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     with pytest.raises(SystemExit) as ended:
         command_line.main()
     assert (ended.value.code, capsys.readouterr().out.split()[0]) == (0, "local2")
+
+
+def test_help_imports_no_command_and_no_heavy_package() -> None:
+    program = "import sys; from services.cli.app import main; sys.argv[1:] = ['--help']; main()"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program], capture_output=True, text=True, check=True, cwd=CHECKOUT
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "typer" in imported
+    assert not imported & HEAVY
+    assert {name for name in imported if name.startswith("services.")} == {"services.cli", "services.cli.app"}
+
+
+def test_mistyped_command_is_answered_with_the_near_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["local2", "memroy"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 2
+    assert "Did you mean 'memory'?" in capsys.readouterr().err
+
+
+def test_every_command_has_a_help_text_of_its_own() -> None:
+    texts = {name: ROOT.get_command(None, name).help for name in ROOT.list_commands(None)}
+    assert texts == {name: place.help for name, place in command_line.COMMANDS.items()}
+    assert len(set(texts.values())) == len(texts)
 
 
 def test_a_terminal_reads_no_markup_wherever_text_stands() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from services.cli.launch.plan import PARTICIPANTS
 from services.cli.launch.run import longest_drain, welcome
+from services.cli.local_files import FileTrouble, whole_file
 from services.cli.settings import ClientSettings, ModelWish
-from services.cli.typed import typed
-from services.cli.whole_file import FileTrouble, whole_file
+from services.cli.words import typed
 from shared.errors import SettingsError
 from shared.participant.settings import misspelt_sections
 

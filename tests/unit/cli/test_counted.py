@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.counted import counted
+from services.cli.words import counted
 
 CLI = Path(__file__).resolve().parents[3] / "services" / "cli"
 # A numeric expression, and a plural behind it, as in `{len(found)} rows`.

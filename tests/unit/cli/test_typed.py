@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.typed import typed
+from services.cli.words import typed
 
 
 @pytest.fixture

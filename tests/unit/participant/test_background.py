@@ -25,7 +25,7 @@ HEARD = {
     "services/cli/launch/child.py": "whoever runs the child waits for all of them",
     "services/cli/launch/run.py": "the command waits for it",
     "services/cli/launch/supervisor.py": "said at once",
-    "services/cli/progress.py": "the end of the block awaits the task and raises its failure",
+    "services/cli/terminal.py": "the end of the block awaits the task and raises its failure",
     "services/cli/stories/bus_tap.py": "kept, and raised to whoever opened it",
     "services/demo_model/api.py": "the request waits for both",
     "services/gateway/gateway.py": "it waits for the client to go, and ends with the request",

@@ -13,7 +13,7 @@ import pytest
 from services.cli.imports import chatgpt, files, letta, openwebui
 from services.cli.imports.files import documents
 from services.cli.imports.talks import Found, Said, Talk, Turn, milliseconds, turns_of
-from services.cli.whole_file import FileTrouble
+from services.cli.local_files import FileTrouble
 
 AT = 1_700_000_000
 

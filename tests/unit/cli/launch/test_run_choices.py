@@ -19,13 +19,12 @@ from rich.console import Console
 
 from services.cli.launch.models import Wanted, choose_model, demo_env, instead_of_demo, late_model
 from services.cli.launch.plan import PARTICIPANTS, RunOptions, participants
-from services.cli.launch.probes import port_state, writable
+from services.cli.launch.probes import choose_search, port_state, writable
 from services.cli.launch.pull_view import PullView
 from services.cli.launch.run import tell_what_lacks
 from services.cli.launch.run_lock import UnusableFolder, run_lock
-from services.cli.launch.search_choice import choose_search
 from services.cli.settings import ClientSettings, McpWish, ModelWish, SearchWish
-from services.cli.typed import typed
+from services.cli.words import typed
 from services.gateway.settings import GatewaySettings
 from shared.errors import SettingsError
 from shared.llm.ollama_admin import PullProgress
