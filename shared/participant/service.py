@@ -33,7 +33,7 @@ from shared.participant.presence import Presence
 from shared.participant.registry import RELEASE, Registry, ReplicaInfo
 from shared.participant.settings import Settings, stored_values
 from shared.telemetry import tracing
-from shared.telemetry.logging import bound_ids, configure, get_logger, show_from
+from shared.telemetry.logging import bind_ids, configure, get_logger, show_from
 from shared.telemetry.metrics_listener import Text
 
 log = get_logger()
@@ -281,7 +281,7 @@ class Subscription(Generic[T]):
     def route(self, context: Context[Any]) -> Route:
         async def handler(delivery: Delivery) -> Sequence[Command]:
             message = receive(self.subject, delivery)
-            bound_ids.set(message.envelope.ids)
+            bind_ids(message.envelope.ids())
             return [context.bus.publishing(out) for out in await self.handle(message)]
 
         async def undertaker(delivery: Delivery, reason: str) -> Sequence[Command]:

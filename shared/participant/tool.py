@@ -41,7 +41,7 @@ from shared.participant.registry import outside
 from shared.participant.service import Context, Service, Subscription, Work, receive
 from shared.participant.settings import Settings
 from shared.participant.tool_watch import watched_call, watching
-from shared.telemetry.logging import bound_ids, get_logger
+from shared.telemetry.logging import bind_ids, get_logger
 from shared.telemetry.unread import not_understood
 
 log = get_logger()
@@ -229,7 +229,7 @@ class ToolWork(Generic[A]):
 
     async def _handle(self, delivery: Delivery) -> Sequence[Command]:
         message = receive(self._subject, delivery)
-        bound_ids.set(message.envelope.ids)
+        bind_ids(message.envelope.ids())
         if not _first(message) and (known := await self._known(message)) is not None:
             return known
         request, started, run = message.payload, self._loop.time(), True

@@ -1,98 +1,109 @@
-"""Structured logs: events with fields, one JSON object a line (or readable text on a terminal).
+"""Structured logs on stderr by structlog: one JSON object for each event, or readable text on a terminal.
 
-The runtime binds query, session and respondent once per message; they appear in every event logged on the way.
+The runtime binds query, session and respondent once for each message; every event of its task has them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-import traceback
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-__all__ = ["Logger", "bound_ids", "configure", "get_logger", "show_from"]
 
-_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-
-
-@dataclass(slots=True)
-class _Shown:
-    """How this process logs. always: in every event."""
-
-    level: int = _LEVELS["info"]
-    pretty: bool = True
-    always: Mapping[str, Any] = field(default_factory=dict)
-
-
-_shown = _Shown()
-# Tells the ids of what is being handled: asked only when an event is written.
-Ids = Callable[[], Mapping[str, str]]
-# Of the message being handled, for as long as its task lives: nothing that refers to that task, or both would stay.
-bound_ids: ContextVar[Ids] = ContextVar("ids", default=dict)
+@contextlib.contextmanager
+def _hidden(*packages: str) -> Iterator[None]:
+    """Make imports of packages that are not loaded yet fail: None in `sys.modules` raises ImportError."""
+    hidden = [name for name in packages if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
-class Logger:
-    """Writes events with their fields to stderr."""
+# perf: structlog imports these for its own tracebacks where they are installed: 5 MB and 60 ms in each participant
+with _hidden("rich", "better_exceptions"):
+    import structlog
+    from structlog.contextvars import bind_contextvars, merge_contextvars
+    from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, plain_traceback
+    from structlog.processors import JSONRenderer, TimeStamper, add_log_level, format_exc_info
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-    __slots__ = ()
-
-    def debug(self, event: str, **fields: Any) -> None:
-        if _shown.level <= _LEVELS["debug"]:
-            _write("debug", event, fields)
-
-    def info(self, event: str, **fields: Any) -> None:
-        _write("info", event, fields)
-
-    def warning(self, event: str, **fields: Any) -> None:
-        _write("warning", event, fields)
-
-    def error(self, event: str, *, exc_info: BaseException | None = None, **fields: Any) -> None:
-        """exc_info: its traceback is shown."""
-        _write("error", event, fields, exc_info)
-
-    def exception(self, event: str, **fields: Any) -> None:
-        """An error with the traceback of the exception that is being handled."""
-        _write("error", event, fields, sys.exc_info()[1])
+__all__ = ["bind_ids", "configure", "get_logger", "show_from"]
 
 
-def _write(level: str, event: str, fields: Mapping[str, Any], exc: BaseException | None = None) -> None:
-    if _LEVELS[level] < _shown.level:
-        return
-    now = datetime.now(UTC)
-    told = {**_shown.always, **bound_ids.get()(), **fields}
-    trace = "".join(traceback.format_exception(exc)).rstrip() if exc is not None else ""
-    if _shown.pretty:
-        shown = " ".join(f"{name}={_plain(value)}" for name, value in told.items())
-        line = f"{now.astimezone():%H:%M:%S} {level:7} {event}  {shown}".rstrip() + (f"\n{trace}" if trace else "")
-    else:
-        whole = {"event": event, **told, "level": level, "timestamp": now.isoformat().replace("+00:00", "Z")}
-        line = json.dumps({**whole, "exception": trace} if trace else whole, default=repr)
-    # who reads the log may be gone; the work goes on
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{line}\n")
+class _Stderr:
+    """Writes events to the stderr of the moment."""
 
+    def msg(self, line: str) -> None:
+        # the reader of the log may be gone; the work goes on
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"{line}\n")
 
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) and value.isprintable() else repr(value)
+    debug = info = warning = error = critical = exception = msg
 
 
 def configure(level: str, style: str, **always: Any) -> None:
-    """Sets up logging of this process to stderr; `always` (participant, replica) is in every event."""
+    """Set up the logging of this process.
+
+    level: the least severe events that are written. style: json, console, or auto: console on a terminal.
+    always: fields of every event (participant).
+    """
+    console = style == "console" or (style == "auto" and sys.stderr.isatty())
+    structlog.configure(
+        processors=[merge_contextvars, partial(_add_fields, always), add_log_level, *(_CONSOLE if console else _JSON)],
+        logger_factory=_Stderr,
+        # the level of a running process can be changed
+        cache_logger_on_first_use=False,
+    )
     show_from(level)
-    _shown.pretty = style == "console" or (style == "auto" and sys.stderr.isatty())
-    _shown.always = always
 
 
 def show_from(level: str) -> None:
-    """Less severe events are not shown from now on."""
-    _shown.level = _LEVELS[level]
+    """Write no events that are less severe than `level` from now on."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
 
 
-def get_logger() -> Logger:
-    """The logger of this process."""
-    return Logger()
+def get_logger() -> FilteringBoundLogger:
+    """Return the logger of this process."""
+    logger: FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def bind_ids(ids: Mapping[str, str]) -> None:
+    """Add these fields to every event of the current task and of the tasks that it starts."""
+    bind_contextvars(**ids)
+
+
+def _add_fields(fields: Mapping[str, Any], _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    return {"event": event["event"], **fields, **event}
+
+
+def _printable(value: object) -> str:
+    return value if isinstance(value, str) and value.isprintable() else repr(value)
+
+
+def _column(width: int = 0) -> KeyValueColumnFormatter:
+    return KeyValueColumnFormatter(None, "", "", _printable, width=width)
+
+
+_JSON: list[Processor] = [TimeStamper(fmt="iso"), format_exc_info, JSONRenderer(default=repr)]
+_CONSOLE: list[Processor] = [
+    TimeStamper(fmt="%H:%M:%S", utc=False),
+    ConsoleRenderer(
+        columns=[
+            Column("timestamp", _column()),
+            Column("level", _column(width=7)),
+            Column("event", _column()),
+            Column("", KeyValueColumnFormatter("", "", "", _printable)),
+        ],
+        exception_formatter=plain_traceback,
+        sort_keys=False,
+    ),
+]
+
+# what is logged before a process is configured, and in a process that never is, goes to stderr too
+configure("info", "console")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from structlog.contextvars import get_contextvars
 from support.slots import uncounted
 
 from shared.bus import TOGETHER, BusFull, Command, ConnectionLost, Delivery, Reply, ReplyError
@@ -14,7 +15,7 @@ from shared.bus.keys import nothing_key
 from shared.bus.settling import EffectRefused, Settling
 from shared.bus.slots import Slots
 from shared.errors import PermanentError
-from shared.telemetry.logging import bound_ids
+from shared.telemetry.logging import bind_ids
 
 STREAM = "local2:tool.request.probe"
 
@@ -198,10 +199,10 @@ async def test_a_full_redis_refuses_a_script_with_all_that_it_stands_in() -> Non
 @pytest.mark.parametrize("entries", [1, TOGETHER])
 async def test_what_one_entry_says_of_itself_in_what_it_logs_is_said_of_no_other(entries: int) -> None:
     bus, ids = OneBus(), list[Any]()
-    settling = Settling(bus, "g", lambda *_: ids.append(dict(bound_ids.get()())))  # type: ignore[arg-type]
+    settling = Settling(bus, "g", lambda *_: ids.append(get_contextvars()))  # type: ignore[arg-type]
 
     async def settles() -> None:
-        bound_ids.set(lambda: {"query_id": "7-0"})
+        bind_ids({"query_id": "7-0"})
         for number in range(entries):
             settling.settle(delivery(f"{number}-1"), [], 1.0)
 

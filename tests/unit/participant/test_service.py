@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, cast
 
 import orjson
 import pytest
+from structlog.contextvars import get_contextvars
 
 from shared.bus import Bus, BusFull, Command, ConnectionLost, Delivery, ReplyError, Route
 from shared.bus.keys import REPLICAS, inbox_key, replica_key, settings_key
@@ -144,7 +146,7 @@ async def test_a_process_describes_its_settings_with_the_values_that_it_started_
         assert (described["defaults"]["greeting"], described["defaults"]["concurrency"]) == ("hello", 3)
         # what was changed earlier counts all the same, from the first line of its log on
         assert on.settings.greeting == "changed"
-        assert telemetry._shown.level == telemetry._LEVELS["error"]
+        assert telemetry.get_logger().get_effective_level() == logging.ERROR
     finally:
         telemetry.show_from("warning")
 
@@ -301,7 +303,7 @@ async def test_what_a_handler_says_is_published_with_the_acknowledgement_and_so_
     out = QUERY_CANCEL.of(QueryCancel(query_id="later"))
 
     async def handle(message: Message[QueryCancel]) -> Iterable[Outgoing]:
-        said.append((message.payload.query_id, telemetry.bound_ids.get()()["session_id"]))
+        said.append((message.payload.query_id, get_contextvars()["session_id"]))
         return [out, out]
 
     async def abandon(message: Message[QueryCancel], reason: str) -> Iterable[Outgoing]:
