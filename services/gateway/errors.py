@@ -162,7 +162,7 @@ def sentence(error: Mapping[str, Any]) -> str:
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "missing" and places == ["body"]:
         return "a JSON body is expected"
-    return f"{'.'.join(places)}: {reason[:1].lower()}{reason[1:]}"[:500]
+    return ": ".join(part for part in (".".join(places), reason[:1].lower() + reason[1:]) if part)[:500]
 
 
 async def _unserializable(request: Request, _exc: Exception) -> Response:

@@ -6,17 +6,16 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from services.gateway.backup.proxy_section import ProxySection
 from services.gateway.backup.section import Tally
 from services.gateway.errors import ApiError
-from services.gateway.gateway import Gateway
 from services.gateway.keys import ADMIN
 from services.gateway.operations import memory_files
 from shared.participant.backup import Record
-from shared.participant.files import OPERATION
 
 _PAGE = 100
 
@@ -33,26 +32,24 @@ class FileRecord(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     data: str = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if hashlib.sha256(base64.b64decode(self.data, validate=True)).hexdigest() != self.sha256:
+            raise ValueError(f"the bytes of {self.name} are not those that were saved")
+        return self
 
-class FilesSection:
+
+class FilesSection(ProxySection):
     """A record is one file. Images of a request that are kept for a while only are left out."""
 
-    name = "files"
-    version = 1
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def absent(self) -> str | None:
-        if await self._gateway.context.registry.served(OPERATION) is not None:
-            return None
-        return "No memory is running, so files cannot be reached; start it and try again."
+    name, participant, what = "files", "memory", "files"
+    record = FileRecord
 
     async def export(self) -> AsyncIterator[Sequence[Record]]:
         for user_id in await self._users():
             cursor: int | None = None
             while True:
-                page = await self._ask(user_id, op="list", limit=_PAGE, cursor=cursor)
+                page = await self._operate(user_id, op="list", limit=_PAGE, cursor=cursor)
                 for about in page["files"]:
                     if about["expires"] is None and (record := await self._record(user_id, about)) is not None:
                         yield [record]
@@ -71,17 +68,12 @@ class FilesSection:
         kept = {name: about[name] for name in ("name", "type", "added", "sha256")}
         return {"user_id": user_id, **kept, "data": base64.b64encode(data).decode()}
 
-    def check(self, record: Record) -> None:
-        found = FileRecord.model_validate(record)
-        if hashlib.sha256(base64.b64decode(found.data, validate=True)).hexdigest() != found.sha256:
-            raise ValueError(f"the bytes of {found.name} are not those that were saved")
-
     async def empty(self) -> bool:
         return not await self._users()
 
     async def clear(self) -> AsyncIterator[int]:
         for user_id in await self._users():
-            yield int((await self._ask(user_id, op="delete_user"))["deleted"])
+            yield int((await self._operate(user_id, op="delete_user"))["deleted"])
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
         for record in records:
@@ -100,9 +92,9 @@ class FilesSection:
                 tally.kept += not new
 
     async def _users(self) -> list[str]:
-        found: list[str] = (await self._ask(ADMIN, op="users"))["users"]
+        found: list[str] = (await self._operate(ADMIN, op="users"))["users"]
         return found
 
-    async def _ask(self, user_id: str, **args: Any) -> dict[str, Any]:
+    async def _operate(self, user_id: str, **args: Any) -> dict[str, Any]:
         async with memory_files(self._gateway) as files:
             return await files.operate(user_id, **args)
