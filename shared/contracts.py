@@ -624,6 +624,10 @@ SUBJECTS: tuple[Subject[Any], ...] = (
     DEAD_LETTER,
 )
 
+# Tools that return data of the user's own store or of this machine; other results may be a stranger's text.
+OWN_TOOLS = frozenset(
+    {"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph", "current_time"}
+)
 # Older tool names stay usable on the bus, in lists of tools, and when a model calls them.
 TOOL_ALIASES: dict[str, str] = {
     "recall_memory": "search_memory",

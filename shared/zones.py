@@ -50,8 +50,15 @@ def first_zone(*texts: str, otherwise: str = "UTC") -> str:
 
 
 def machine_zone() -> str | None:
-    """Return the zone from `TZ`, else from /etc/localtime or /etc/timezone; None if none of them names a zone."""
-    said = os.environ.get("TZ", "").removeprefix(":")
+    """Return the zone from `TZ`, else from /etc/localtime or /etc/timezone; None if none of them names a zone.
+
+    The files are read once in a process.
+    """
+    return _zone_of(os.environ.get("TZ", "").removeprefix(":"))
+
+
+@cache
+def _zone_of(said: str) -> str | None:
     if said and not said.startswith("/"):
         named = [said]
     else:

@@ -14,12 +14,12 @@ from shared.errors import BusUnavailable, TransientError
 from shared.participant.files import OPERATION, Files, FilesRefused, FilesUnavailable, open_files, recorded
 from shared.participant.tool import OUTCOME_UNKNOWN
 from shared.participant.tool_client import Caller, Trail
+from shared.participant.writes import UNAVAILABLE, is_write
 
 _SECONDS = 30.0
 # Ids in one operation of the memory, at most.
 _MOST_IDS = 100
-_UNDONE = "unavailable: "
-_AWAY = (_UNDONE, OUTCOME_UNKNOWN, "tool timeout", "tool unavailable", "unknown tool")
+_AWAY = (UNAVAILABLE, OUTCOME_UNKNOWN, "tool timeout", "tool unavailable", "unknown tool")
 
 
 def new_call() -> str:
@@ -28,28 +28,22 @@ def new_call() -> str:
 
 
 async def operate(
-    gateway: Gateway, participant: str, user_id: str, *, changes: bool = False, time_zone: str = "", **args: Any
+    gateway: Gateway, participant: str, user_id: str, *, time_zone: str = "", **args: Any
 ) -> dict[str, Any]:
     """Return the result of an operation of a participant's `…_manage`.
 
-    changes: whether the operation writes. time_zone: IANA name of the user's zone. Raises ApiError: 422 when the
-    participant refuses the operation, 503 when it does not answer; with `outcome` when a write may have been made.
+    time_zone: IANA name of the user's zone. Raises ApiError: 422 when the participant refuses the operation, 503 when
+    it does not answer; with `outcome` when a write may have been made.
     """
-    caller = Caller(query_id="", user_id=user_id, time_zone=time_zone)
-    return await operate_for(gateway, participant, caller, args, changes=changes)
+    return await operate_for(gateway, participant, Caller(query_id="", user_id=user_id, time_zone=time_zone), args)
 
 
 async def operate_for(
-    gateway: Gateway,
-    participant: str,
-    caller: Caller,
-    args: dict[str, Any],
-    seconds: float = _SECONDS,
-    *,
-    changes: bool = False,
+    gateway: Gateway, participant: str, caller: Caller, args: dict[str, Any], seconds: float = _SECONDS
 ) -> dict[str, Any]:
     """Do the same as `operate` with a timeout in seconds. The id of the call is `caller.query_id`, or a new one."""
     operation, trail, asked = f"{participant}_manage", Trail(), False
+    changes = is_write(participant, args)
     try:
         async with gateway.reachable(extra=seconds):
             if await gateway.context.registry.served(operation) is None:
@@ -69,8 +63,8 @@ async def operate_for(
         return found
     if outcome.error.startswith(_AWAY):
         # A participant that reports "unavailable" has written nothing.
-        unsure = bool(trail.requests) and not outcome.error.startswith(_UNDONE)
-        why = outcome.error.removeprefix(_UNDONE).removeprefix(OUTCOME_UNKNOWN)
+        unsure = bool(trail.requests) and not outcome.error.startswith(UNAVAILABLE)
+        why = outcome.error.removeprefix(UNAVAILABLE).removeprefix(OUTCOME_UNKNOWN)
         raise _unavailable(participant, why, unknown=changes and unsure)
     raise ApiError(422, "invalid_request", outcome.error)
 

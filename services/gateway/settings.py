@@ -115,11 +115,6 @@ class GatewaySettings(Settings):
         default=120.0, gt=0, description="Seconds that a followed stream waits for the critique after the answer"
     )
 
-    @property
-    def tool_limit(self) -> float | None:
-        """Return the operator's limit of a tool call, in seconds; None: `tool_timeout` was not set."""
-        return self.tool_timeout if "tool_timeout" in self.model_fields_set else None
-
     @model_validator(mode="after")
     def _guarded(self) -> Self:
         if self.auth == "off" and not is_loopback(self.host):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import orjson
 
 from services.generator.terms import Placed, Terms
-from shared.contracts import ToolCallRecord, Usage, canonical_tool
+from shared.contracts import OWN_TOOLS, ToolCallRecord, Usage, canonical_tool
 from shared.llm.port import ModelError, ToolCall
 from shared.telemetry.logging import get_logger
 
@@ -19,10 +19,6 @@ log = get_logger()
 
 Message = Mapping[str, Any]
 
-# Tools that return data of the user's own store or of this machine; other results may be a stranger's text.
-OWN_TOOLS = frozenset(
-    {"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph", "current_time"}
-)
 _NOT_THE_FORM = "That does not have the form asked for. Answer again, with the JSON alone."
 # The bracket that begins one of our own marks, wherever it stands in a stranger's text.
 _MARKS = re.compile(r"\[(?=\s*(?:end\s+of\s+)?untrusted\s+content)", re.IGNORECASE)

@@ -7,8 +7,7 @@ from typing import Any
 
 import orjson
 
-from services.generator.loop import OWN_TOOLS
-from shared.contracts import MOST_RESULT, ToolCallRecord
+from shared.contracts import MOST_RESULT, OWN_TOOLS, ToolCallRecord
 from shared.records.journal import LARGE_RESULT
 
 

@@ -115,11 +115,6 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
             raise ValueError(str(exc)) from exc
 
     @property
-    def tool_limit(self) -> float | None:
-        """Return the operator's limit of a tool call, in seconds; None: `tool_timeout` was not set."""
-        return self.tool_timeout if "tool_timeout" in self.model_fields_set else None
-
-    @property
     def members(self) -> list[str]:
         """Who deliberates when a query names nobody."""
         return load_identities(self.identities).in_order(self.active_personas, self.order)

@@ -21,7 +21,8 @@ from shared.bus import Bus
 from shared.contracts import ToolRequest
 from shared.errors import ToolError
 from shared.participant.retention import Retention
-from shared.participant.tool import OUTCOME_UNKNOWN, Tool, ToolResult
+from shared.participant.tool import Tool, ToolResult
+from shared.participant.writes import store_away
 
 NAME = "knowledge_manage"
 # The nodes and edges of a picture, at most.
@@ -35,9 +36,6 @@ _YEAR_9999 = 253_370_764_800_000
 Op = Literal[
     "list", "get", "add", "correct", "delete", "entities", "graph", "export", "import", "clear", "stats", "retention",
 ]  # fmt: skip
-
-
-_WRITES: frozenset[Op] = frozenset({"add", "correct", "delete", "import", "clear"})
 
 
 class KnowledgeManage(BaseModel):
@@ -119,7 +117,7 @@ class Manage:
         try:
             return ToolResult("", await self._ops[args.op](args, request))
         except GraphUnavailable as exc:
-            raise ToolError(f"{OUTCOME_UNKNOWN if args.op in _WRITES else 'unavailable: '}{exc}") from exc
+            raise store_away("knowledge", {"op": args.op}, exc) from exc
 
     async def _list(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
         facts = await self._search.all(request.user_id)

@@ -10,16 +10,12 @@ from typing import Any, Literal
 
 import orjson
 
-from shared.contracts import ResponseGeneration, Winner
+from shared.contracts import OWN_TOOLS, ResponseGeneration, Winner
 from shared.zones import first_zone, local_time
 
 Kind = Literal["turn", "note", "topic"]
 NoteKind = Literal["critique", "pairwise", "reward", "class"]
 
-# Tools that return data of the user's own store or of this machine; other results may be a stranger's text.
-OWN_TOOLS = frozenset(
-    {"search_memory", "save_memory", "save_topic", "recall_topic", "search_knowledge_graph", "current_time"}
-)
 RECALLING = frozenset({"search_memory", "recall_topic"})
 PREVIEW = 200
 # Longer texts are cut in the store: a record must fit into a message on the bus several times.

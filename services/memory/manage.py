@@ -32,7 +32,8 @@ from shared.errors import ModelError, ToolError
 from shared.llm.port import ContextOverflow, ModelRejected
 from shared.participant.retention import Retention
 from shared.participant.service import Context
-from shared.participant.tool import OUTCOME_UNKNOWN, Tool, ToolResult
+from shared.participant.tool import Tool, ToolResult
+from shared.participant.writes import store_away
 from shared.zones import first_zone, local_time
 
 NAME = "memory_manage"
@@ -48,9 +49,6 @@ Op = Literal[
     "search", "list", "get", "delete", "delete_session", "delete_user", "import", "export", "topics", "topic_get",
     "topic_put", "topic_delete", "stats", "embed", "retention",
 ]  # fmt: skip
-
-
-_WRITES: frozenset[Op] = frozenset({"delete", "delete_session", "delete_user", "import", "topic_put", "topic_delete"})
 
 
 class MemoryManage(BaseModel):
@@ -118,7 +116,7 @@ class Manage:
         try:
             return ToolResult("", await self._ops[args.op](args, request))
         except StoreUnavailable as exc:
-            raise ToolError(f"{OUTCOME_UNKNOWN if args.op in _WRITES else 'unavailable: '}{exc}") from exc
+            raise store_away("memory", {"op": args.op}, exc) from exc
 
     async def _search(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
         settings = self._context.settings

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import Local2Error
 from shared.participant.tool_client import Caller, ToolClient, Trail
+from shared.participant.writes import is_write
 
 if TYPE_CHECKING:
     # more than a megabyte, in a gateway that may never see a file
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 OPERATION = "documents_manage"
 # What a refusal begins with that is over in a moment.
 BUSY = "busy: "
-# Operations that write. `upload` is not one: it only returns an address, to which the caller sends the file.
-_CHANGES = frozenset({"delete", "delete_user"})
 # Seconds for one operation on the bus, and of silence on the way of a file.
 _SECONDS = 30.0
 
@@ -75,7 +74,7 @@ class Files:
             found: dict[str, Any] = outcome.data
             return found
         if outcome.error.startswith(("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")):
-            unknown = bool(trail.requests) and str(args.get("op")) in _CHANGES
+            unknown = bool(trail.requests) and is_write("documents", args)
             raise FilesUnavailable(f"the memory, which keeps files, is away ({outcome.error})", unknown=unknown)
         if outcome.error.startswith(BUSY):
             raise FilesRefused(429, "too_many_uploads", outcome.error.removeprefix(BUSY))

@@ -92,6 +92,11 @@ class Settings(BaseSettings):
         return zones.zone_name(text) if text else ""
 
     @property
+    def tool_limit(self) -> float | None:
+        """Return the operator's limit of a tool call, in seconds; None: `tool_timeout` was not set."""
+        return getattr(self, "tool_timeout", None) if "tool_timeout" in self.model_fields_set else None
+
+    @property
     def zone(self) -> str:
         """Return the IANA name of the deployment's time zone."""
         return self.time_zone or zones.machine_zone() or "UTC"

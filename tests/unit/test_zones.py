@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +133,12 @@ def test_day_bounds_where_clocks_change_are_23_to_25_hours(day: str, zone: str, 
 def test_machine_zone_is_that_of_tz(variable: str, found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", variable)
     assert machine_zone() == found
+
+
+def test_machine_zone_reads_its_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = tmp_path / "localtime"
+    monkeypatch.setenv("TZ", str(link))
+    for zone in ("Europe/Berlin", "Asia/Tokyo"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / "zoneinfo" / zone)
+        assert machine_zone() == "Europe/Berlin"

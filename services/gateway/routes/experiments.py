@@ -45,7 +45,7 @@ class PromotionBody(Body):
 
 async def _ask(gateway: Gateway, op: str, name: str, status: int = 200, **args: Any) -> Response:
     """Raises ApiError: 404 when there is no experiment of that name, 409 when it cannot be done now."""
-    found = await operate(gateway, "reward", "", changes=op != "experiment", op=op, name=name, **args)
+    found = await operate(gateway, "reward", "", op=op, name=name, **args)
     if "refused" in found:
         raise ApiError(409, "experiment_refused", found["refused"])
     if found["experiment"] is None:

@@ -123,20 +123,20 @@ async def show_fact(fact_id: str, gateway: GatewayDep, user: UserDep) -> Respons
 @router.post("/knowledge/facts", summary="Add a fact; it counts more than anything that was read from what was said",
              responses=told("The fact", Fact, _FACT, 400, 415, 422, 503))  # fmt: skip
 async def add_fact(body: FactBody, gateway: GatewayDep, user: UserDep) -> Response:
-    return reply((await operate(gateway, _KNOWLEDGE, user.user_id, changes=True, op="add", **_given(body)))["fact"])
+    return reply((await operate(gateway, _KNOWLEDGE, user.user_id, op="add", **_given(body)))["fact"])
 
 
 @router.patch("/knowledge/facts/{fact_id}", summary="Correct a fact: its parts, or whether and when it was so",
               responses=told("The fact as it is now", Fact, _FACT, 400, 404, 415, 422, 503))  # fmt: skip
 async def correct_fact(fact_id: str, body: CorrectionBody, gateway: GatewayDep, user: UserDep) -> Response:
-    found = await operate(gateway, _KNOWLEDGE, user.user_id, changes=True, op="correct", id=fact_id, **_given(body))
+    found = await operate(gateway, _KNOWLEDGE, user.user_id, op="correct", id=fact_id, **_given(body))
     return reply(_there(found)["fact"])
 
 
 @router.delete("/knowledge/facts/{fact_id}", summary="Forget a fact, for good",
                responses=told("Forgotten", FactForgotten, {"id": _FACT["id"], "deleted": True}, 404, 503))  # fmt: skip
 async def forget_fact(fact_id: str, gateway: GatewayDep, user: UserDep) -> Response:
-    _there(await operate(gateway, _KNOWLEDGE, user.user_id, changes=True, op="delete", id=fact_id))
+    _there(await operate(gateway, _KNOWLEDGE, user.user_id, op="delete", id=fact_id))
     return reply({"id": fact_id, "deleted": True})
 
 

@@ -137,7 +137,7 @@ async def show_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Res
                responses=told("Forgotten", Forgotten, {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
 async def forget_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     await _forgotten(gateway, user.user_id, [engram_id])
-    _there(await operate(gateway, _MEMORY, user.user_id, changes=True, op="delete", id=engram_id), "engram")
+    _there(await operate(gateway, _MEMORY, user.user_id, op="delete", id=engram_id), "engram")
     return reply({"id": engram_id, "deleted": True})
 
 
@@ -154,7 +154,7 @@ async def forget_memory(
     await _forgotten(gateway, user.user_id, [])
     async with memory_files(gateway) as files:
         gone = (await files.operate(user.user_id, op="delete_user"))["deleted"]
-    return reply({**await operate(gateway, _MEMORY, user.user_id, changes=True, op="delete_user"), "files": gone})
+    return reply({**await operate(gateway, _MEMORY, user.user_id, op="delete_user"), "files": gone})
 
 
 async def _forgotten(gateway: Gateway, user_id: str, ids: list[str]) -> None:
@@ -187,7 +187,6 @@ async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: User
             gateway,
             _MEMORY,
             user.user_id,
-            changes=True,
             time_zone=_zone(gateway, user),
             op="topic_put",
             topic=topic,
@@ -200,7 +199,7 @@ async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: User
                responses=told("Forgotten", TopicForgotten, {"topic": _TOPIC["topic"], "deleted": True},
                               404, 503))  # fmt: skip
 async def forget_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
-    _there(await operate(gateway, _MEMORY, user.user_id, changes=True, op="topic_delete", topic=topic), "topic")
+    _there(await operate(gateway, _MEMORY, user.user_id, op="topic_delete", topic=topic), "topic")
     return reply({"topic": topic, "deleted": True})
 
 
@@ -263,7 +262,6 @@ async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) ->
             gateway,
             _MEMORY,
             user.user_id,
-            changes=True,
             time_zone=_zone(gateway, user),
             op="import",
             lines=[line for _, line in page],

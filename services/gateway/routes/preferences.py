@@ -187,4 +187,4 @@ async def show_consent(gateway: GatewayDep, user: UserDep) -> Response:
 @router.put("/preferences/consent", summary="Say whether your conversations may be used for training",
             responses=told("Kept", ConsentShown, _CONSENT, 400, 415, 422, 503))  # fmt: skip
 async def give_consent(body: ConsentBody, gateway: GatewayDep, user: UserDep) -> Response:
-    return reply(await operate(gateway, "reward", user.user_id, changes=True, op="consent", given=body.consent))
+    return reply(await operate(gateway, "reward", user.user_id, op="consent", given=body.consent))
