@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -12,46 +13,67 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from contract.bus.surface import GROUP, STREAM, Delivery, key
+from contract.bus.surface import GROUP, STREAM, Delivery, key, stream
 from support.waiting import always, eventually
 
-__all__ = ["Recorder", "Worker", "add", "always", "consumers", "deliveries", "eventually", "owners", "pending"]
+__all__ = [
+    "DEADLY", "EFFECTS", "Recorder", "Worker", "add", "always", "consumers", "deliveries", "eventually", "owners",
+    "pending", "read_as", "streams_of",
+]  # fmt: skip
 
 _TESTS = Path(__file__).resolve().parents[2]
 EFFECTS = key("effects")
+# The text of an entry that ends the process of its handler (worker.py).
+DEADLY = "deadly"
 
 
-def add(client: redis.Redis, count: int = 1, stream: str = STREAM) -> list[str]:
+def add(client: redis.Redis, count: int = 1, to: str = STREAM, *, text: str = "x") -> list[str]:
     """Write entries as any client does, and return their ids."""
-    return [client.xadd(stream, {"payload": json.dumps({"text": str(n)})}) for n in range(count)]
+    return [client.xadd(to, {"payload": json.dumps({"text": text})}) for _ in range(count)]
 
 
-def pending(client: redis.Redis, stream: str = STREAM, group: str = GROUP) -> int:
+def read_as(client: redis.Redis, name: str, count: int, *, of: str = STREAM) -> list[str]:
+    """Add entries and read them as a consumer that then dies; return their ids."""
+    with contextlib.suppress(redis.ResponseError):
+        client.xgroup_create(of, GROUP, "0", mkstream=True)
+    ids = add(client, count, of)
+    client.xreadgroup(GROUP, name, {of: ">"}, count=count)
+    return ids
+
+
+def streams_of(count: int) -> list[str]:
+    """Return the names of so many streams."""
+    return [stream(f"work{number}") for number in range(count)]
+
+
+def pending(client: redis.Redis, of: str = STREAM, group: str = GROUP) -> int:
     """Return the number of entries in flight; -1 while there is no group."""
     try:
-        return int(client.xpending(stream, group)["pending"])
+        return int(client.xpending(of, group)["pending"])
     except redis.ResponseError:
         return -1
 
 
-def _rows(client: redis.Redis, stream: str, group: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = client.xpending_range(stream, group, "-", "+", 10_000)
-    return rows
+def _rows(client: redis.Redis, of: str, group: str) -> list[dict[str, Any]]:
+    with contextlib.suppress(redis.ResponseError):
+        return list(client.xpending_range(of, group, "-", "+", 10_000))
+    # there is no group
+    return []
 
 
-def owners(client: redis.Redis, stream: str = STREAM, group: str = GROUP) -> dict[str, str]:
+def owners(client: redis.Redis, of: str = STREAM, group: str = GROUP) -> dict[str, str]:
     """Return the consumer of each entry in flight."""
-    return {row["message_id"]: row["consumer"] for row in _rows(client, stream, group)}
+    return {row["message_id"]: row["consumer"] for row in _rows(client, of, group)}
 
 
-def deliveries(client: redis.Redis, stream: str = STREAM, group: str = GROUP) -> dict[str, int]:
+def deliveries(client: redis.Redis, of: str = STREAM, group: str = GROUP) -> dict[str, int]:
     """Return the delivery count of each entry in flight."""
-    return {row["message_id"]: row["times_delivered"] for row in _rows(client, stream, group)}
+    return {row["message_id"]: row["times_delivered"] for row in _rows(client, of, group)}
 
 
-def consumers(client: redis.Redis, stream: str = STREAM, group: str = GROUP) -> dict[str, int]:
+def consumers(client: redis.Redis, of: str = STREAM, group: str = GROUP) -> dict[str, int]:
     """Return the number of entries that each consumer of a group holds."""
-    return {row["name"]: row["pending"] for row in client.xinfo_consumers(stream, group)}
+    return {row["name"]: row["pending"] for row in client.xinfo_consumers(of, group)}
 
 
 class Recorder:

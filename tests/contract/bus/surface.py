@@ -13,18 +13,21 @@ import redis
 from shared.bus import Bus, BusFull, Consumer, Delivery, Route
 from shared.bus.letters import drop, replay
 from shared.contracts import DEAD_LETTER, PREFIX, DeadLetter, Payload, Subject
+from shared.envelope import Envelope
 from shared.errors import BusUnavailable, DecodeError, Fenced, PermanentError, TransientError
 
 __all__ = [
-    "DEAD_LETTERS", "GROUP", "STREAM", "SUBJECT", "VISIBILITY_TIMEOUT", "Bus", "BusFull", "BusUnavailable",
-    "DeadLetter", "DecodeError", "Delivery", "Fenced", "Note", "PermanentError", "Replica", "Route",
-    "TransientError", "absent_groups", "call", "consuming", "dead_letters", "drop", "effect", "fields_of", "key",
-    "note", "open_bus", "replay", "route", "stream", "subject", "suspended", "trim", "url_of",
+    "ATOMIC_IN_CLUSTER", "DEAD_LETTERS", "GROUP", "STREAM", "SUBJECT", "VISIBILITY_TIMEOUT", "Bus", "BusFull",
+    "BusUnavailable", "DeadLetter", "DecodeError", "Delivery", "Fenced", "Note", "PermanentError", "Replica", "Route",
+    "TransientError", "absent_groups", "call", "consuming", "dead_letters", "decode", "drop", "effect", "fields_of",
+    "key", "note", "open_bus", "replay", "route", "stream", "subject", "suspended", "trim", "url_of",
 ]  # fmt: skip
 
 GROUP = "workers"
 # Seconds after which an entry of a dead consumer is taken over.
 VISIBILITY_TIMEOUT = 0.6
+# Whether effects and acknowledgement are one transaction on a server in cluster mode too.
+ATOMIC_IN_CLUSTER = False
 
 Command = tuple[Any, ...]
 Handler = Callable[[Delivery], Awaitable[Sequence[Command]]]
@@ -50,8 +53,8 @@ class Note(Payload):
 
 
 def key(name: str) -> str:
-    """Return a key of the tests' own that a handler's effects may write."""
-    return f"{PREFIX}test:{name}"
+    """Return a key of the tests' own that a handler's effects may write, in the hash slot of STREAM."""
+    return f"{PREFIX}test:{{{STREAM}}}:{name}"
 
 
 def stream(name: str) -> str:
@@ -118,10 +121,14 @@ def suspended(delivery: Delivery) -> contextlib.AbstractAsyncContextManager[None
     return delivery.parked()
 
 
-def fields_of(delivery: Delivery) -> dict[str, str]:
-    """Return an entry's fields as text."""
-    texts = [field.decode(errors="backslashreplace") for field in delivery.fields]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
+def decode(delivery: Delivery) -> Note:
+    """Return an entry's payload. Raises DecodeError."""
+    return SUBJECT.decode(Envelope.parse(SUBJECT.name, delivery.entry_id, delivery.fields))
+
+
+def fields_of(delivery: Delivery) -> list[bytes]:
+    """Return an entry's fields and values in their order, as bytes."""
+    return list(delivery.fields)
 
 
 class Replica:

@@ -1,29 +1,37 @@
 """A consumer in a process of its own: `python -m contract.bus.worker '{"url": …, "name": …, …}'`.
 
-seconds: how long each handler works. The other options are those of surface.consuming.
+seconds: how long each handler works. suspend: whether it waits without a slot meanwhile. shrink: whether its effect removes
+from the list of effects instead of appending. The other options are those of surface.consuming. A handler of an entry with the text DEADLY ends its process by SIGKILL.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import sys
 from typing import Any
 
 import uvloop
-from contract.bus.observing import Worker
-from contract.bus.surface import Delivery, Replica, call, consuming
+from contract.bus.observing import DEADLY, Worker
+from contract.bus.surface import Delivery, Replica, call, consuming, decode, suspended
 
 
-async def main(url: str, name: str, seconds: float = 0.0, **options: Any) -> None:
+async def main(
+    url: str, name: str, seconds: float = 0.0, suspend: bool = False, shrink: bool = False, **options: Any
+) -> None:
     running: list[Replica] = []
 
     async def handle(delivery: Delivery) -> list[Any]:
         mark = f"{name}:{delivery.entry_id}"
         await call(running[0].bus, "RPUSH", Worker.STARTED, mark)
-        await asyncio.sleep(seconds)
-        return [("RPUSH", Worker.EFFECTS, mark)]
+        if decode(delivery).text == DEADLY:
+            os.kill(os.getpid(), signal.SIGKILL)
+        async with suspended(delivery) if suspend else contextlib.nullcontext():
+            await asyncio.sleep(seconds)
+        return [("LREM", Worker.EFFECTS, 0, mark) if shrink else ("RPUSH", Worker.EFFECTS, mark)]
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
