@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, Self
@@ -144,18 +144,44 @@ class Server:
         for node in self.nodes:
             node.send(signal.SIGCONT)
 
+    def refuse_writes(self, why: str) -> None:
+        """Refuse writes until `accept_writes`. why: OOM, MISCONF (a failed save to disk) or NOREPLICAS."""
+        for node in self.nodes:
+            config = node.client.config_set
+            if why == "OOM":
+                config("maxmemory", 1)
+            elif why == "NOREPLICAS":
+                config("min-replicas-to-write", 1)
+            else:
+                # a folder in the place of the file
+                self._snapshot(node).mkdir(exist_ok=True)
+                (self._snapshot(node) / "x").touch()
+                config("stop-writes-on-bgsave-error", "yes")
+                config("save", "3600 1")
+                node.client.bgsave()
+                while node.client.info("persistence")["rdb_last_bgsave_status"] != "err":
+                    time.sleep(0.002)
+
+    def accept_writes(self) -> None:
+        for node in self.nodes:
+            node.client.config_set("maxmemory", 0)
+            node.client.config_set("min-replicas-to-write", 0)
+            # without a schedule of saves, a failed one refuses nothing
+            node.client.config_set("save", "")
+            shutil.rmtree(self._snapshot(node), ignore_errors=True)
+
+    @staticmethod
+    def _snapshot(node: Node) -> Path:
+        return node.folder / "dump.rdb"
+
     @contextlib.contextmanager
-    def full(self) -> Iterator[Callable[[], None]]:
-        """Refuse writes with OOM until the block ends, or until the yielded function is called."""
-
-        def make_room() -> None:
-            self.everywhere("CONFIG", "SET", "maxmemory", 0)
-
-        self.everywhere("CONFIG", "SET", "maxmemory", 1)
+    def refusing_writes(self, why: str = "OOM") -> Iterator[None]:
+        """Refuse writes until the block ends."""
         try:
-            yield make_room
+            self.refuse_writes(why)
+            yield
         finally:
-            make_room()
+            self.accept_writes()
 
 
 class Network:

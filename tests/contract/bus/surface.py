@@ -17,10 +17,11 @@ from shared.envelope import Envelope
 from shared.errors import BusUnavailable, DecodeError, Fenced, PermanentError, TransientError
 
 __all__ = [
-    "ATOMIC_IN_CLUSTER", "DEAD_LETTERS", "GROUP", "STREAM", "SUBJECT", "VISIBILITY_TIMEOUT", "Bus", "BusFull",
-    "BusUnavailable", "DeadLetter", "DecodeError", "Delivery", "Fenced", "Note", "PermanentError", "Replica", "Route",
-    "TransientError", "absent_groups", "call", "consuming", "dead_letters", "decode", "drop", "effect", "fields_of",
-    "key", "note", "open_bus", "replay", "route", "stream", "subject", "suspended", "trim", "url_of",
+    "ATOMIC_IN_CLUSTER", "DEAD_LETTER", "DEAD_LETTERS", "GROUP", "STREAM", "SUBJECT", "VISIBILITY_TIMEOUT",
+    "Bus", "BusFull", "BusUnavailable", "DeadLetter", "DecodeError", "Delivery", "Fenced", "Note",
+    "PermanentError", "Replica", "Route", "TransientError", "absent_groups", "call", "consuming",
+    "dead_letters", "decode", "drop", "effect", "fields_of", "keep_scripts", "key", "note", "open_bus",
+    "replay", "route", "stream", "subject", "suspended", "trim", "url_of",
 ]  # fmt: skip
 
 GROUP = "workers"
@@ -107,6 +108,11 @@ async def trim(bus: Bus, of: Subject[Any], *, spare_ms: int = 0, abandoned: Cont
 async def absent_groups(bus: Bus, of: Subject[Any], silent_ms: int) -> list[str]:
     """Return the groups without a sign of life for `silent_ms`."""
     return await bus.absent(of, silent_ms)
+
+
+async def keep_scripts(bus: Bus) -> None:
+    """Load the scripts that the server has lost, as each participant does with every heartbeat."""
+    await bus.keep_scripts()
 
 
 # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────

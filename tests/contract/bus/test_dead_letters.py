@@ -170,7 +170,7 @@ async def test_dead_letter_of_failed_effect_survives_a_kill(
     doomed = worker(own_server, "doomed", seconds=0.5, shrink=True, **options)
     (entry_id,) = add(client)
     await eventually(lambda: client.llen(Worker.STARTED) == 1)
-    with own_server.full():
+    with own_server.refusing_writes():
         # a full server carries out a command that needs no memory
         await eventually(lambda: "errorstat_WRONGTYPE" in own_server.node_of(STREAM).client.info("errorstats"))
         await eventually(lambda: pending(client) == 1)

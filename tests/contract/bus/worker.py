@@ -1,7 +1,11 @@
 """A consumer in a process of its own: `python -m contract.bus.worker '{"url": …, "name": …, …}'`.
 
-seconds: how long each handler works. suspend: whether it waits without a slot meanwhile. shrink: whether its effect removes
-from the list of effects instead of appending. The other options are those of surface.consuming. A handler of an entry with the text DEADLY ends its process by SIGKILL.
+seconds: how long each handler works.
+suspend: whether the handler waits without a slot meanwhile.
+shrink: whether the effect removes from the list of effects instead of appending.
+The other options are those of surface.consuming.
+
+A handler of an entry with the text DEADLY ends its process by SIGKILL.
 """
 
 from __future__ import annotations
