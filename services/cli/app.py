@@ -48,7 +48,7 @@ COMMANDS = {
         "Show what is reachable and what is missing, with a remedy. The exit code is 1 if a needed part is missing.",
     ),
     "stories": Place(
-        "services.cli.stories.command:stories",
+        "local2_stories.command:stories",
         "Run the acceptance stories against the running stack. The exit code is 1 if a check fails.",
     ),
     "sessions": Place(f"{_COMMANDS_AT}.operate:sessions", "Conversations."),
@@ -79,7 +79,7 @@ COMMANDS = {
         "Show whether the judge can be trusted: its agreement with users, and its biases.",
     ),
     "experiment": Place(f"{_COMMANDS_AT}.experiment:experiment", "Another configuration on trial with respondent B."),
-    "eval": Place(f"{_COMMANDS_AT}.eval:app", "Measure how good a running stack is."),
+    "eval": Place(f"{_COMMANDS_AT}.eval_answers:app", "Measure the answers of a running stack."),
     "mcp": Place(f"{_COMMANDS_AT}.mcp:mcp", "Tools of MCP servers (docs/mcp.md)."),
     "keys": Place(f"{_COMMANDS_AT}.operate:keys", "API keys."),
     "dead-letters": Place(f"{_COMMANDS_AT}.operate:dead_letters", "Messages that could not be handled."),

@@ -19,14 +19,14 @@ import psutil
 import pytest
 import redis
 import yaml
+from local2_stories.runner import StoryReport, live_participants, run_story
+from local2_stories.story import Story, Turn, parse_story, shipped_stories
 from typer.testing import CliRunner
 
 from services.cli.api import Api
 from services.cli.app import app
 from services.cli.launch.plan import PARTICIPANTS
 from services.cli.settings import ClientSettings
-from services.cli.stories.runner import StoryReport, live_participants, run_story
-from services.cli.stories.story import Story, Turn, parse_story, shipped_stories
 from shared.errors import Local2Error
 from shared.testing.script import STORIES
 

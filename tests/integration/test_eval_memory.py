@@ -1,19 +1,24 @@
-"""`local2 eval memory` against a gateway with a memory behind it."""
+"""tests/eval/memory/stack.py against a gateway with a memory behind it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.backups import Place, place
+from support.http_gateway import ADMIN_KEY
 from support.memories import memory_settings
 from support.services import announced, running
 
 from services.memory.service import app as memory_app
 
+PROGRAM = str(Path(__file__).parents[1] / "eval" / "memory" / "stack.py")
 DAY = "2026-03-{:02}T09:00:00Z"
 
 
@@ -24,6 +29,19 @@ async def stack(redis_url: str, tmp_path: Path) -> AsyncIterator[Place]:
         async with running(memory_app, settings):
             await announced(redis_url, "memory")
             yield found
+
+
+async def measured(stack: Place, *arguments: str, key: str = ADMIN_KEY) -> tuple[int, str, str]:
+    """Run the program; return its exit status, its output and its errors."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL2_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, PROGRAM, *arguments),
+        env={**own, "LOCAL2_API_URL": stack.site.url, "LOCAL2_API_KEY": key},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
 
 
 def turn(number: int, query: str, answer: str = "", **known: Any) -> dict[str, Any]:
@@ -59,12 +77,12 @@ def data_set(tmp_path: Path) -> Path:
 
 
 async def test_a_running_stack_is_measured_and_left_as_it_was(stack: Place, tmp_path: Path) -> None:
-    done = await stack.local2("eval", "memory", str(data_set(tmp_path)), "--json")
-    assert done.exit_code == 0, done.output
-    measured = json.loads(done.output)
-    assert measured["questions"] == 5
+    status, out, err = await measured(stack, str(data_set(tmp_path)), "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["questions"] == 5
     # each user's own lock first, the praised answer first, the day by its name
-    assert (measured["recall@5"], measured["MRR"], measured["false hits"]) == (1.0, 1.0, 0.0)
+    assert (found["recall@5"], found["MRR"], found["false hits"]) == (1.0, 1.0, 0.0)
     keys = (await stack.site.http.get("/keys")).json()["keys"]
     assert [key["name"] for key in keys if key["name"].startswith("eval-")] == []
     # what is left are marks against late messages, which go by themselves
@@ -74,17 +92,17 @@ async def test_a_running_stack_is_measured_and_left_as_it_was(stack: Place, tmp_
 
 
 async def test_the_table_names_the_measures(stack: Place, tmp_path: Path) -> None:
-    done = await stack.local2("eval", "memory", str(data_set(tmp_path)))
-    assert done.exit_code == 0, done.output
+    status, out, err = await measured(stack, str(data_set(tmp_path)))
+    assert status == 0, err
     for word in ("recall@5", "MRR", "this stack", "rated", "5 questions, median"):
-        assert word in done.output
+        assert word in out
 
 
 async def test_an_ordinary_key_cannot_measure(stack: Place, tmp_path: Path) -> None:
     made = await stack.site.http.post("/keys", json={"name": "ann", "user_id": "ann", "role": "user"})
-    done = await stack.local2("eval", "memory", str(data_set(tmp_path)), key=made.json()["key"])
-    assert done.exit_code == 1
-    assert "administrator" in done.output
+    status, out, err = await measured(stack, str(data_set(tmp_path)), key=made.json()["key"])
+    assert (status, out) == (1, "")
+    assert "administrator" in err
 
 
 async def test_a_stack_without_keys_is_not_touched(redis_url: str, tmp_path: Path) -> None:
@@ -92,23 +110,20 @@ async def test_a_stack_without_keys_is_not_touched(redis_url: str, tmp_path: Pat
         settings = memory_settings(redis_url, tmp_path / "memory", open_stack.stage.server.url)
         async with running(memory_app, settings):
             await announced(redis_url, "memory")
-            done = await open_stack.local2("eval", "memory", str(data_set(tmp_path)))
-            assert done.exit_code == 1
-            assert "does not ask for keys" in done.output
+            status, out, err = await measured(open_stack, str(data_set(tmp_path)))
+            assert (status, out) == (1, "")
+            assert "does not ask for keys" in err
             assert (await open_stack.site.http.get("/memory/engrams")).json()["total"] == 0
 
 
-async def test_what_was_imported_is_removed_after_a_failure(
-    stack: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.cli.commands.eval.IMPORT_LINES", 1)
+async def test_what_was_imported_is_removed_after_a_failure(stack: Place, tmp_path: Path) -> None:
     lines = data_set(tmp_path).read_text().splitlines()
     # longer than the API takes
     lines[1] = json.dumps({**json.loads(lines[1]), "turns": [turn(4, "x" * 200_000), turn(5, "y")]})
     path = tmp_path / "broken.jsonl"
     path.write_text("\n".join(lines))
-    done = await stack.local2("eval", "memory", str(path))
-    assert done.exit_code == 1
-    assert "imported 0 of 1 turn" in done.output
+    status, out, err = await measured(stack, str(path))
+    assert (status, out) == (1, "")
+    assert "imported 3 of 4 turns" in err
     keys = (await stack.site.http.get("/keys")).json()["keys"]
     assert [key["name"] for key in keys if key["name"].startswith("eval-")] == []

@@ -6,18 +6,24 @@ question has a session of its own, which is deleted afterwards with what memory,
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 from uuid import uuid4
 
+import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.table import Table
 from rich.text import Text
 
 from services.cli.api import QUERY_TIMEOUT, Api, ApiError
+from services.cli.settings import ClientSettings
+from services.cli.terminal import console, errors
+from services.cli.words import printable
 from shared.errors import SettingsError
 from shared.participant.settings import describe
 from shared.shares import wilson
@@ -146,3 +152,42 @@ def report(found: list[Verdict]) -> Table:
         counts = [str(row[name]) for name in ("questions", *get_args(Outcome))]
         table.add_row(Text(kind), *counts, share, interval)
     return table
+
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `answers` a command of its own name."""
+
+
+@app.command("answers")
+def answers(
+    file: Annotated[
+        Path, typer.Argument(help="Questions as JSON lines: question, kind?, reference? (docs/judging.md)")
+    ],
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="The first so many questions")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Counts and verdicts as one JSON object")] = False,
+) -> None:
+    """Asks each question of the whole system and of its model alone, and has the judge compare the two answers."""
+    questions = load(file)[:limit]
+    found: list[Verdict] = []
+
+    async def ask() -> None:
+        async with Api(ClientSettings.load("cli")) as api:
+            async for verdict in verdicts(api, questions):
+                found.append(verdict)
+                if not as_json or verdict.outcome == "failed":
+                    why = f": {verdict.why}" if verdict.outcome == "failed" else ""
+                    errors.print(printable(f"{len(found)}/{len(questions)} {verdict.outcome}{why}"), style="dim")
+
+    asyncio.run(ask())
+    if as_json:
+        kinds = {kind: tally.row() for kind, tally in tallies(found).items()}
+        each = [{**one.question.model_dump(), "outcome": one.outcome, "why": one.why} for one in found]
+        print(json.dumps({"kinds": kinds, "verdicts": each}))
+    else:
+        console.print(report(found))
+    if all(one.outcome == "failed" for one in found):
+        raise typer.Exit(1)

@@ -22,7 +22,10 @@ from unittest import mock
 
 import numpy as np
 
-from services.cli.commands.eval_data import DEPTH, DataSet, Measures, Turn, load, report
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from eval.memory.data_set import DEPTH, DataSet, Measures, Turn, load, report
+
 from services.demo_model.wheels import embedding_file
 from services.memory import recall
 from services.memory.catalog import Catalog

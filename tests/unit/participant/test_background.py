@@ -26,7 +26,6 @@ HEARD = {
     "services/cli/launch/run.py": "the command waits for it",
     "services/cli/launch/supervisor.py": "said at once",
     "services/cli/terminal.py": "the end of the block awaits the task and raises its failure",
-    "services/cli/stories/bus_tap.py": "kept, and raised to whoever opened it",
     "services/demo_model/api.py": "the request waits for both",
     "services/gateway/gateway.py": "it waits for the client to go, and ends with the request",
     "services/gateway/orphans.py": "whatever keeps it from its work is logged",

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from services.cli.stories.bus_tap import BusMessage
-from services.cli.stories.checks import Outcome, Seen, check_turn
-from services.cli.stories.story import Turn
+from local2_stories.bus_tap import BusMessage
+from local2_stories.checks import Outcome, Seen, check_turn
+from local2_stories.story import Turn
 
 CALL = {
     "tool": "web_fetch",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from services.cli.stories.story import StoryError, parse_story, select_stories, shipped_stories
+from local2_stories.story import StoryError, parse_story, select_stories, shipped_stories
 
 GOOD = """
 id: X1

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from local2_stories.command import Output, run_stories
+from local2_stories.story import parse_story
 
 from services.cli.api import Api, ApiError
-from services.cli.stories.command import Output, run_stories
-from services.cli.stories.story import parse_story
 from services.cli.terminal import Terminal
 
 STORY = """
@@ -32,7 +32,7 @@ turns:
 @pytest.fixture
 def playing(loopback_gateway: Any, json_answer: Callable[..., bytes], event_head: Callable[..., bytes],
             chunk: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> Any:  # fmt: skip
-    monkeypatch.setattr("services.cli.stories.runner._BACK", 0.0)
+    monkeypatch.setattr("local2_stories.runner._BACK", 0.0)
     published: list[tuple[str, dict[str, Any], str]] = []
 
     async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
@@ -117,7 +117,7 @@ async def test_a_story_that_needs_an_absent_participant_is_not_run_and_fails_onl
 async def test_a_participant_that_is_away_for_a_moment_is_waited_for(
     playing: Any, json_answer: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.cli.stories.runner._BACK", 60.0)
+    monkeypatch.setattr("local2_stories.runner._BACK", 60.0)
     usual, looks = playing.play, 0
 
     async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
@@ -186,7 +186,7 @@ async def test_a_message_that_no_stream_had_fails_the_story(playing: Any, json_a
 
     playing.play = play
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.cli.stories.runner.PUBLISHED_WITHIN", 0.05)
+        patch.setattr("local2_stories.runner.PUBLISHED_WITHIN", 0.05)
         code, text = await outcome(playing, STORY.replace("EXPECTED", "x"))
     assert code == 1
     assert "✗ event_log is what crossed the bus" in text

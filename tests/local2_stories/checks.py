@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from services.cli.stories.bus_tap import BusMessage
-from services.cli.stories.story import (
+from local2_stories.bus_tap import BusMessage
+from local2_stories.story import (
     AnyOf,
     BusEvents,
     CritiqueCheck,
@@ -21,6 +21,7 @@ from services.cli.stories.story import (
     ResultLines,
     Turn,
 )
+
 from services.cli.words import counted
 from shared.bus.keys import stream_key
 from shared.contracts import (

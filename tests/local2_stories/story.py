@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -209,8 +208,7 @@ def _filled(value: Any, variables: Mapping[str, str]) -> Any:
 
 def shipped_stories() -> dict[str, str]:
     """The texts of the stories that come with LoCAL2, by id, in the order of their numbers."""
-    folder = files("services.cli.stories")
-    found = {entry.name.removesuffix(".yaml"): entry for entry in folder.iterdir() if entry.name.endswith(".yaml")}
+    found = {path.stem: path for path in Path(__file__).parent.glob("*.yaml")}
     numbered = sorted(found, key=lambda name: (int("".join(re.findall(r"\d", name)) or 0), name))
     return {name: found[name].read_text(encoding="utf-8") for name in numbered}
 

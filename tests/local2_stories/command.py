@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+from local2_stories.runner import StoryReport, live_participants, run_story
+from local2_stories.story import Story, select_stories
 from rich.table import Table
 from rich.text import Text
 
 from services.cli.api import Api
 from services.cli.settings import ClientSettings
-from services.cli.stories.runner import StoryReport, live_participants, run_story
-from services.cli.stories.story import Story, select_stories
 from services.cli.terminal import Progress, Terminal, console, errors
 from services.cli.words import printable
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from local2_stories.bus_tap import BusTap
+from local2_stories.checks import Outcome, Seen, check_events, check_turn, engrams_of, says, whole
+from local2_stories.story import EngramCheck, FactCheck, PreferenceCheck, Story, Turn
+
 from services.cli.api import QUERY_TIMEOUT, Api, ApiError, rows
-from services.cli.stories.bus_tap import BusTap
-from services.cli.stories.checks import Outcome, Seen, check_events, check_turn, engrams_of, says, whole
-from services.cli.stories.story import EngramCheck, FactCheck, PreferenceCheck, Story, Turn
 from shared.contracts import CRITIQUE_RESULT, PAIRWISE_RESULT, RESPONSE_GENERATION
 
 # The answer reaches the client with the journal, its message on the bus a moment before or after.

@@ -7,10 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from eval.memory.data_set import DataSetError, Measures, Question, load, report
 
-from services.cli.commands.eval_data import DataSetError, Measures, Question, load, report
-
-DATA = Path(__file__).parents[3] / "eval" / "memory"
+DATA = Path(__file__).parents[1] / "eval" / "memory"
 TURN = {"id": "t1", "time": "2026-05-01T10:00:00Z", "query": "Hi"}
 TALK = {"kind": "conversation", "id": "c", "user": "ann", "turns": [TURN]}
 ASKED = {"kind": "question", "id": "q", "user": "ann", "query": "Who?", "evidence": ["t1"]}

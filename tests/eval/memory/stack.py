@@ -1,34 +1,33 @@
-"""`local2 eval memory FILE`: how well a running stack finds what it was told, by its HTTP API; `local2 eval answers
-FILE`: what the agent adds to its model.
+"""How well a running stack finds memories: `python tests/eval/memory/stack.py FILE` asks its HTTP API.
 
-Each user of a data set of memories becomes a user of the stack with a name and a key of their own, so that nobody
-else's memory is read or changed; memories and keys are removed at the end, also after a failure.
+Each user of the data set becomes a new user of the stack, with a key. Memories and keys are removed at the end, also
+after a failure. It needs an administrator's key. --json prints one object.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 from uuid import uuid4
 
-import typer
 from pydantic import SecretStr
 
-from services.cli.api import Api, ApiError, rows
-from services.cli.commands import eval_answers
-from services.cli.commands.eval_data import DEPTH, Conversation, DataSet, Measures, Turn, load, report
-from services.cli.settings import ClientSettings
-from services.cli.terminal import console, errors
-from services.cli.words import counted, printable
-from shared.errors import Local2Error
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-app = typer.Typer(no_args_is_help=True)
+from eval.memory.data_set import DEPTH, Conversation, DataSet, Measures, Turn, load, report
+
+from services.cli.api import Api, ApiError, rows
+from services.cli.settings import ClientSettings
+from services.cli.words import counted
+from shared.errors import Local2Error
 
 # Turns of one import: the gateway bounds a request, and its answer waits for the vectors.
 IMPORT_LINES = 50
@@ -39,58 +38,6 @@ AT_ONCE = 4
 
 class EvalRefused(Local2Error):
     """The stack cannot be measured without touching somebody's memory."""
-
-
-@app.command("memory")
-def memory(
-    file: Annotated[Path, typer.Argument(help="Conversations and questions as JSON lines (docs/memory-retrieval.md)")],
-    as_json: Annotated[bool, typer.Option("--json", help="The measures as one JSON object")] = False,
-) -> None:
-    """Imports the conversations for new users, asks the questions, prints what was found, removes everything again."""
-    data = load(file)
-
-    def progress(text: str) -> None:
-        if not as_json:
-            errors.print(text, style="dim")
-
-    measures, seconds = asyncio.run(measure(ClientSettings.load("cli"), data, progress))
-    milliseconds = 1_000 * median(seconds)
-    if as_json:
-        print(json.dumps({**measures.row(), "questions": len(data.questions), "p50_ms": round(milliseconds, 1)}))
-        return
-    console.print(report(file.stem, {"this stack": measures}))
-    console.print(f"\n{counted(len(data.questions), 'question')}, median {milliseconds:.0f} ms")
-
-
-@app.command("answers")
-def answers(
-    file: Annotated[
-        Path, typer.Argument(help="Questions as JSON lines: question, kind?, reference? (docs/judging.md)")
-    ],
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="The first so many questions")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Counts and verdicts as one JSON object")] = False,
-) -> None:
-    """Asks each question of the whole system and of its model alone, and has the judge compare the two answers."""
-    questions = eval_answers.load(file)[:limit]
-    found: list[eval_answers.Verdict] = []
-
-    async def ask() -> None:
-        async with Api(ClientSettings.load("cli")) as api:
-            async for verdict in eval_answers.verdicts(api, questions):
-                found.append(verdict)
-                if not as_json or verdict.outcome == "failed":
-                    why = f": {verdict.why}" if verdict.outcome == "failed" else ""
-                    errors.print(printable(f"{len(found)}/{len(questions)} {verdict.outcome}{why}"), style="dim")
-
-    asyncio.run(ask())
-    if as_json:
-        kinds = {kind: tally.row() for kind, tally in eval_answers.tallies(found).items()}
-        each = [{**one.question.model_dump(), "outcome": one.outcome, "why": one.why} for one in found]
-        print(json.dumps({"kinds": kinds, "verdicts": each}))
-    else:
-        console.print(eval_answers.report(found))
-    if all(one.outcome == "failed" for one in found):
-        raise typer.Exit(1)
 
 
 async def measure(
@@ -204,3 +151,29 @@ def _line(session: str, time_ms: int, turn: Turn) -> dict[str, Any]:
             "annotations": {kind: {"stamp": stamp, "values": values} for kind, values in known.items()},
         },
     }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the measures. The status is 1 if the stack cannot be measured."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("file", type=Path, help="conversations and questions as JSON lines (docs/memory-retrieval.md)")
+    parser.add_argument("--json", action="store_true", help="the measures as one JSON object")
+    given = parser.parse_args(arguments)
+    try:
+        data = load(given.file)
+        progress: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: E731
+        measures, seconds = asyncio.run(measure(ClientSettings.load("cli"), data, progress))
+    except Local2Error as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    milliseconds = 1_000 * median(seconds)
+    if given.json:
+        print(json.dumps({**measures.row(), "questions": len(data.questions), "p50_ms": round(milliseconds, 1)}))
+    else:
+        print(report(given.file.stem, {"this stack": measures}))
+        print(f"\n{counted(len(data.questions), 'question')}, median {milliseconds:.0f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

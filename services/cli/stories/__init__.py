@@ -1,1 +1,0 @@
-"""`local2 stories`: the acceptance stories, and what runs and checks them."""
