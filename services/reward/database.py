@@ -56,8 +56,8 @@ TABLES = ("responses", "pairs", "critiques", "votes", "consents", "experiments",
 KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
         "consents": "user_id", "experiments": "name", "forgotten": "session_id"}  # fmt: skip
 _BUSY_SECONDS = 10.0
-# What to do about a database that is broken.
-REMEDY = "stop the stack: `local2 doctor --repair` saves what can be read, `local2 restore` brings a backup back"
+# The remedy for a damaged database.
+REMEDY = "stop the stack: `local2 doctor --repair` puts it aside, `local2 restore` brings a backup back"
 # Another process may be just ending.
 _LOCK_PATIENCE = 5.0
 

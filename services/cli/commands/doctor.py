@@ -172,7 +172,7 @@ async def bus(world: World) -> list[Finding]:
 async def stores(world: World) -> list[Finding]:
     """Only what is wrong with them."""
     found = await asyncio.to_thread(damages, world.client.data_dir.absolute(), embedded=world.redis_url is None)
-    remedy = f"stop the stack, then: {typed('doctor', '--repair')}, or put a backup back: {typed('restore')} FILE"
+    remedy = f"stop the stack, {typed('doctor', '--repair')}, start it, and put a backup back: {typed('restore')} FILE"
     return [Finding(name, "missing", text, remedy) for name, text in found]
 
 
@@ -456,9 +456,7 @@ def _version(package: str) -> str:
 
 
 def doctor(
-    mend: Annotated[
-        bool, typer.Option("--repair", help="Saves what can be read of damaged data, with the stack stopped")
-    ] = False,
+    mend: Annotated[bool, typer.Option("--repair", help="Put damaged data aside, with the stack stopped")] = False,
 ) -> None:
     """What is reachable, what is missing, and what to do about it; exit code 1 when something needed is missing."""
     if mend:

@@ -1,4 +1,7 @@
-"""`local2 doctor --repair`, and what doctor says of the stores of a data folder: the bus, memory, preferences."""
+"""Damaged stores of a data folder: found by `local2 doctor`, put aside by `local2 doctor --repair`.
+
+Nothing is read out of damaged files. A backup brings the data back.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,20 @@ import os
 import sys
 from pathlib import Path
 
-from services.cli.launch import redis_data
 from services.cli.launch.embedded_redis import EmbeddedRedis, can_start
-from services.cli.launch.redis_data import DataDamaged
+from services.cli.launch.redis_data import DataDamaged, put_aside
 from services.cli.launch.run_lock import run_lock
 from services.cli.settings import RewardWish, StoreWish
 from services.cli.words import typed
 from shared.errors import Local2Error
-from shared.participant.store_marker import sqlite_missing, sqlite_trouble, was_created
+from shared.participant.store_marker import remove_marker, set_aside, sqlite_missing, sqlite_trouble, was_created
 
-# Participants whose stores are files of their own; each knows best how to save them.
-_MODULES = ("memory", "reward", "knowledge")
+# Participants that check their own store.
+_MODULES = ("memory", "knowledge")
 
 
 def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
-    """What is wrong with the stores of a folder: (store, sentence). Reads all of the two databases, changes nothing.
+    """Return what is wrong with the stores of a folder: (store, sentence). Reads all of the databases, changes nothing.
 
     embedded: the bus is the embedded one.
     """
@@ -32,7 +34,7 @@ def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
                 can_start(data_dir / "redis")
         except Local2Error as exc:
             found.append(("data of the bus", str(exc)))
-    databases = [("preferences", RewardWish.load("reward", {"data_dir": data_dir}).path)]
+    databases = [("preferences", _preferences(data_dir))]
     memory = StoreWish.load("memory", {"data_dir": data_dir})
     if memory.chroma_url is None:
         databases.append(("memory's store", memory.folder / "chroma.sqlite3"))
@@ -44,9 +46,9 @@ def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
 
 
 def repair(data_dir: Path, *, embedded: bool) -> list[str]:
-    """Puts aside what is damaged and saves what can be read of it. Sentences that say what was done.
+    """Put damaged stores aside, and return sentences that say so.
 
-    Raises Local2Error when the stack runs, or a store cannot be repaired.
+    Raises Local2Error when the stack runs, or a store cannot be put aside.
     """
     return asyncio.run(_repair(data_dir.absolute(), embedded)) if data_dir.exists() else []
 
@@ -56,8 +58,11 @@ async def _repair(data_dir: Path, embedded: bool) -> list[str]:
     async with run_lock(data_dir, 1.0):
         if embedded:
             said += await asyncio.to_thread(_bus, data_dir / "redis")
+        said += await asyncio.to_thread(_database, _preferences(data_dir))
         for name in _MODULES:
             said += await _of_participant(name, data_dir)
+    if said:
+        said.append(f"start the stack, then restore a backup: {typed('restore', '--merge')} FILE")
     return said
 
 
@@ -68,16 +73,24 @@ def _bus(folder: Path) -> list[str]:
         with EmbeddedRedis(folder):
             return []
     except DataDamaged as exc:
-        damage = exc.what
+        return [_sentence("the data of the bus were", exc.what, put_aside(folder))]
 
-    def keys() -> int | None:
-        try:
-            with EmbeddedRedis(folder) as server:
-                return server.keys()
-        except DataDamaged:
-            return None
 
-    return [f"the data of the bus were damaged ({damage})", *redis_data.repair(folder, keys)]
+def _database(path: Path) -> list[str]:
+    if (sqlite_missing(path) is not None and not was_created(path)) or (what := sqlite_trouble(path)) is None:
+        return []
+    # The write-ahead log must not meet the new database.
+    aside = [set_aside(path.with_name(path.name + end)) for end in ("", "-wal", "-shm")]
+    remove_marker(path)
+    return [_sentence(f"{path.name} was", what, aside[0])]
+
+
+def _sentence(store: str, damage: str, aside: Path | None) -> str:
+    return f"{store} damaged ({damage})" + (f"; the damaged files are now in {aside}" if aside else "")
+
+
+def _preferences(data_dir: Path) -> Path:
+    return RewardWish.load("reward", {"data_dir": data_dir}).path
 
 
 async def _of_participant(name: str, data_dir: Path) -> list[str]:
@@ -90,8 +103,8 @@ async def _of_participant(name: str, data_dir: Path) -> list[str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    told, wrong = await process.communicate()
+    out, wrong = await process.communicate()
     if process.returncode != 0:
         last = wrong.decode(errors="replace").strip().splitlines()[-1:] or [f"status {process.returncode}"]
         raise Local2Error(f"{last[0]}; a backup is put back with: {typed('restore')} FILE")
-    return told.decode(errors="replace").splitlines()
+    return out.decode(errors="replace").splitlines()

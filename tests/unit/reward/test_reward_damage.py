@@ -1,4 +1,4 @@
-"""A database of preferences that was broken: refused with a sentence, and repaired."""
+"""A damaged database of preferences is refused with a sentence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from services.reward.manage import Access
-from services.reward.repair import main, repair
 from services.reward.store import Store
-from shared.errors import Local2Error, SettingsError, TransientError
+from shared.errors import SettingsError, TransientError
 
 ROWS = 400
 
@@ -43,49 +42,27 @@ def garble(database: Path, share: float) -> None:
         file.write(os.urandom(8192 if share else 100))
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], None], range]] = {
-    "header garbled": (lambda path: garble(path, 0), range(1)),
-    "middle garbled": (lambda path: garble(path, 0.5), range(100, ROWS)),
-    "cut off": (lambda path: os.truncate(path, path.stat().st_size // 2 // 4096 * 4096), range(ROWS)),
-    "emptied": (lambda path: os.truncate(path, 0), range(1)),
-    "gone": (lambda path: path.unlink(), range(1)),
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "header garbled": lambda path: garble(path, 0),
+    "middle garbled": lambda path: garble(path, 0.5),
+    "cut off": lambda path: os.truncate(path, path.stat().st_size // 2 // 4096 * 4096),
+    "emptied": lambda path: os.truncate(path, 0),
+    "gone": lambda path: path.unlink(),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_refused_with_a_way_out_and_repaired(path: Path, damage: str) -> None:
-    change, comes_back = DAMAGE[damage]
-    change(path)
+def test_damaged_database_is_refused_unchanged_with_a_remedy(path: Path, damage: str) -> None:
+    DAMAGE[damage](path)
     before = path.read_bytes() if path.exists() else None
     with pytest.raises(SettingsError, match=r"database: .*local2 doctor --repair.*local2 restore"):
         Store(path)
     assert (path.read_bytes() if path.exists() else None) == before
-    said = "\n".join(repair(path))
-    assert "was damaged" in said
-    if before is not None:
-        (aside,) = path.parent.glob("preferences.sqlite.broken-*")
-        assert aside.read_bytes() == before
-    store = Store(path)
-    votes = store.counts()["votes"]
-    assert votes in comes_back, said
-    assert (f"saved: {votes} votes" in said) == bool(votes)
-    store.close()
-    assert repair(path) == []
 
 
-def test_a_new_database_is_no_damage(tmp_path: Path) -> None:
-    assert repair(tmp_path / "new.sqlite") == []
-    # as a first start that was broken off leaves it
+def test_empty_file_of_an_interrupted_first_start_is_no_damage(tmp_path: Path) -> None:
     (tmp_path / "new.sqlite").touch()
     Store(tmp_path / "new.sqlite").close()
-
-
-def test_a_database_in_use_is_not_repaired(path: Path) -> None:
-    store = Store(path)
-    garble(path, 0.5)
-    with pytest.raises(Local2Error, match="in use by another process"):
-        repair(path)
-    store.close()
 
 
 async def test_a_database_that_breaks_while_it_is_used_ends_the_participant(path: Path) -> None:
@@ -102,14 +79,3 @@ async def test_a_database_that_breaks_while_it_is_used_ends_the_participant(path
     with pytest.raises(SettingsError, match=r"malformed.*local2 doctor --repair"):
         await access.whole()
     store.close()
-
-
-def test_the_program_prints_what_it_did(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LOCAL2_DATA_DIR", str(path.parent))
-    assert main() == 0
-    assert capsys.readouterr().out == ""
-    os.truncate(path, 0)
-    assert main() == 0
-    assert "it begins anew" in capsys.readouterr().out

@@ -28,7 +28,7 @@ def filled(folder: Path) -> None:
     Store(folder / "preferences.sqlite").close()
 
 
-def test_what_is_damaged_is_named_and_repaired(tmp_path: Path) -> None:
+def test_damaged_stores_are_named_and_put_aside(tmp_path: Path) -> None:
     filled(tmp_path)
     assert damages(tmp_path, embedded=True) == []
     assert repair(tmp_path, embedded=True) == []
@@ -38,11 +38,18 @@ def test_what_is_damaged_is_named_and_repaired(tmp_path: Path) -> None:
     assert set(named) == {"data of the bus", "preferences"}
     assert dict(damages(tmp_path, embedded=False)).keys() == {"preferences"}
     said = "\n".join(repair(tmp_path, embedded=True))
-    assert "there again: 1 key" in said
-    assert "the database of preferences was damaged" in said
+    assert "the data of the bus were damaged" in said
+    assert "preferences.sqlite was damaged" in said
+    assert "restore --merge FILE" in said
+    (bus,) = (tmp_path / "redis").glob("appendonlydir.broken-*")
+    (preferences,) = tmp_path.glob("preferences.sqlite.broken-*")
+    assert str(bus) in said
+    assert str(preferences) in said
     assert damages(tmp_path, embedded=True) == []
+    assert repair(tmp_path, embedded=True) == []
+    Store(tmp_path / "preferences.sqlite").close()
     with EmbeddedRedis(tmp_path / "redis") as server:
-        assert server.keys() == 1
+        assert server.keys() == 0
 
 
 def test_a_bus_whose_whole_folder_was_emptied_is_missed(tmp_path: Path) -> None:
@@ -51,7 +58,7 @@ def test_a_bus_whose_whole_folder_was_emptied_is_missed(tmp_path: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(DataDamaged, match="appendonlydir is gone"):
         EmbeddedRedis(tmp_path / "redis").start()
-    assert "the bus begins anew" in "\n".join(repair(tmp_path, embedded=True))
+    assert "the data of the bus were damaged" in "\n".join(repair(tmp_path, embedded=True))
     with EmbeddedRedis(tmp_path / "redis") as server:
         assert server.keys() == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import redis
 
 from services.cli.launch import redis_data, redis_servers
 from services.cli.launch.embedded_redis import EmbeddedRedis, can_start
-from services.cli.launch.redis_data import DataDamaged, repair, whole_commands, writer_of
+from services.cli.launch.redis_data import DataDamaged, put_aside, writer_of
 from services.cli.launch.redis_servers import EmbeddedRedisError, Version, server_binary, server_for, version_of
 
 KEYS = 200
@@ -64,74 +63,56 @@ def gone(*names: str) -> Callable[[Path], None]:
     return lambda folder: [(folder / name).unlink() for name in names] and None
 
 
-# what was done to the folder of append-only files, and how many keys come back
-DAMAGE: dict[str, tuple[Callable[[Path], None], Callable[[int], bool]]] = {
-    "garbled in the middle": (lambda folder: garble(folder / INCR, 3000, 200), lambda n: 50 < n < KEYS),
-    "garbled at the beginning": (lambda folder: garble(folder / INCR, 0, 200), lambda n: n == 0),
-    "cut off": (cut(INCR, 3001), lambda n: 50 < n < KEYS),
-    "emptied": (cut(INCR, 0), lambda n: n == 0),
-    "gone": (gone(INCR), lambda n: n == 0),
-    "base garbled": (lambda folder: garble(folder / BASE, 0, 50), lambda n: n == KEYS),
-    "base emptied": (cut(BASE, 0), lambda n: n == KEYS),
-    "base cut off": (cut(BASE, 40), lambda n: n == KEYS),
-    "base gone": (gone(BASE), lambda n: n == KEYS),
-    "manifest garbled": (lambda folder: garble(folder / MANIFEST, 0, 40), lambda n: n == KEYS),
-    "manifest emptied": (cut(MANIFEST, 0), lambda n: n == KEYS),
-    "manifest gone": (gone(MANIFEST), lambda n: n == KEYS),
-    "everything garbled": (
-        lambda folder: [garble(folder / name, 0, 60) for name in (BASE, INCR, MANIFEST)] and None,
-        lambda n: n == 0,
-    ),
-    "folder emptied": (gone(BASE, INCR, MANIFEST), lambda n: n == 0),
-    "folder gone": (shutil.rmtree, lambda n: n == 0),
+# Damage of the folder of append-only files.
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "garbled in the middle": lambda folder: garble(folder / INCR, 3000, 200),
+    "garbled at the beginning": lambda folder: garble(folder / INCR, 0, 200),
+    "cut off": cut(INCR, 3001),
+    "emptied": cut(INCR, 0),
+    "gone": gone(INCR),
+    "base garbled": lambda folder: garble(folder / BASE, 0, 50),
+    "base emptied": cut(BASE, 0),
+    "base cut off": cut(BASE, 40),
+    "base gone": gone(BASE),
+    "manifest garbled": lambda folder: garble(folder / MANIFEST, 0, 40),
+    "manifest emptied": cut(MANIFEST, 0),
+    "manifest gone": gone(MANIFEST),
+    "everything garbled": lambda folder: [garble(folder / name, 0, 60) for name in (BASE, INCR, MANIFEST)] and None,
+    "folder emptied": gone(BASE, INCR, MANIFEST),
+    "folder gone": shutil.rmtree,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_a_sentence_and_a_way_out_and_never_an_empty_bus(copy: Path, damage: str) -> None:
-    change, comes_back = DAMAGE[damage]
-    change(copy / "appendonlydir")
+def test_damaged_data_are_refused_unchanged_and_put_aside(copy: Path, damage: str) -> None:
+    DAMAGE[damage](copy / "appendonlydir")
     before = {path.name: path.read_bytes() for path in (copy / "appendonlydir").glob("*")}
-    with pytest.raises(DataDamaged, match=r"damaged: .*doctor --repair.*restore") as told:
+    with pytest.raises(DataDamaged, match=r"damaged: .*doctor --repair.*restore") as refused:
         EmbeddedRedis(copy).start()
-    assert "--fix" not in str(told.value)
+    assert "--fix" not in str(refused.value)
     assert {path.name: path.read_bytes() for path in (copy / "appendonlydir").glob("*")} == before
-
-    def readable() -> int | None:
-        try:
-            return keys_of(copy)
-        except DataDamaged:
-            return None
-
-    said = "\n".join(repair(copy, readable))
-    assert comes_back(keys_of(copy)), said
-    aside = list(copy.glob("appendonlydir.broken-*"))
-    if damage != "folder gone":
-        assert {path.name: path.read_bytes() for path in aside[0].iterdir()} == before
-        assert str(aside[0]) in said
-    # and it is a folder like any other again
+    aside = put_aside(copy)
+    assert (aside is None) == (damage == "folder gone")
+    if aside is not None:
+        assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
+    # the bus starts anew, empty
     with EmbeddedRedis(copy) as server, redis.Redis.from_url(server.url) as db:
+        assert db.dbsize() == 0
         db.set("later", "1")
-    assert keys_of(copy) >= 1
+    assert keys_of(copy) == 1
 
 
-def test_a_damaged_base_that_was_rewritten_is_not_replaced_by_what_came_after(copy: Path) -> None:
-    with EmbeddedRedis(copy) as server, redis.Redis.from_url(server.url) as db:
+def test_rewritten_files_are_no_damage(copy: Path) -> None:
+    server = EmbeddedRedis(copy)
+    server.start()
+    with redis.Redis.from_url(server.url) as db:
         db.bgrewriteaof()
         while db.info("persistence")["aof_rewrite_in_progress"] or db.info("persistence")["aof_rewrite_scheduled"]:
             pass
         db.set("after", "1")
-    garble(next((copy / "appendonlydir").glob("*.base.rdb")), 0, 50)
-    said = repair(copy, lambda: _or_none(copy))
-    assert said[-1].startswith("nothing could be read")
-    assert keys_of(copy) == 0
-
-
-def _or_none(folder: Path) -> int | None:
-    try:
-        return keys_of(folder)
-    except DataDamaged:
-        return None
+    # the note still has the files that the rewrite removed
+    server.kill()
+    assert keys_of(copy) == KEYS + 1
 
 
 def test_a_crash_is_no_damage(copy: Path) -> None:
@@ -152,25 +133,6 @@ def test_a_folder_without_a_record_is_taken_as_it_is(copy: Path) -> None:
     for text in ("", "[]", "{", "\0", '{"files": 7, "server": 1, "version": "x"}', f'{{"files": {{"{INCR}": "x"}}}}'):
         (copy / "redis.json").write_text(text)
         assert keys_of(copy) == KEYS
-
-
-def test_commands_are_whole_up_to_the_first_that_is_not() -> None:
-    one, two = b"*1\r\n$4\r\nPING\r\n", b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"
-    note, begin, end = b"#TS:1700000000\r\n", b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
-    for content, kept in [
-        (b"", 0),
-        (one + two, len(one + two)),
-        (one + note + two, len(one + note + two)),
-        (one + begin + two + end, len(one + begin + two + end)),
-        (one + begin + two, len(one)),
-        (one + two[:-1], len(one)),
-        (one + b"*0\r\n", len(one)),
-        (one + b"*1\r\n$99999999999\r\n", len(one)),
-        (one + b"*1\r\n$-1\r\n", len(one)),
-        (one + b"*1\r\n$4\r\nPINGxx" + two, len(one)),
-        (one + os.urandom(100).replace(b"*", b"x") + two, len(one)),
-    ]:
-        assert whole_commands(io.BytesIO(content), len(content)) == kept, content
 
 
 # ── whose data they are ──────────────────────────────────────────────────────────────────────────────────────────
