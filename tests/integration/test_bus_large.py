@@ -28,7 +28,9 @@ SIZE = 8_000_000
 class Breaking(Proxy):
     """Something on the way that cannot bear large messages."""
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, path: Any, *, replies: bool
+    ) -> None:
         seen = 0
         while data := await source.read(65_536):
             seen += 0 if replies else len(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -16,12 +17,13 @@ from redis.asyncio import Redis
 from support.consuming import STREAM
 
 from shared.bus import Delivery, Route
-from shared.contracts import RESPONSE_GENERATION, USER_FEEDBACK, Outgoing, UserFeedback
+from shared.contracts import RESPONSE_GENERATION, USER_FEEDBACK, Outgoing, UserFeedback, encode
 from shared.envelope import Message
 from shared.errors import ToolError
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service
+from shared.participant.tool_client import Caller, ToolClient
 
 
 class Probe(BaseModel):
@@ -30,6 +32,9 @@ class Probe(BaseModel):
     text: str = Field(min_length=1, description="What to answer")
     seconds: float = Field(default=0.0, description="How long to take")
     fail: str = Field(default="", description="What to complain about")
+    size: int = Field(default=0, description="Number of further characters in the answer")
+    stubborn: bool = Field(default=False, description="Answer even after a cancellation")
+    lethal: bool = Field(default=False, description="Kill the worker's process")
 
 
 class ProbeSettings(Settings):
@@ -48,14 +53,19 @@ async def open_probe(settings: ProbeSettings) -> AsyncIterator[Run[Probe]]:
 
     async def run(args: Probe) -> ToolResult:
         await counting.hincrby("effects", args.text, 1)
+        if args.lethal:
+            os.kill(os.getpid(), signal.SIGKILL)
         if args.seconds:
             try:
                 await asyncio.sleep(args.seconds)
+            except asyncio.CancelledError:
+                if not args.stubborn:
+                    raise
             finally:
                 await counting.hincrby("ended", args.text, 1)
         if args.fail:
             raise ToolError(args.fail)
-        return ToolResult(f"{settings.greeting} {args.text}", {"text": args.text})
+        return ToolResult(f"{settings.greeting} {args.text}{'x' * args.size}", {"text": args.text})
 
     try:
         yield run
@@ -111,5 +121,31 @@ async def open_deadly(context: Context[Settings]) -> AsyncIterator[list[Work]]:
 
 deadly = Service("deadly", Settings, open_deadly)
 
+
+@asynccontextmanager
+async def open_asker(context: Context[Settings]) -> AsyncIterator[list[Work]]:
+    """Calls `probe` once as the environment says (ASK: arguments, QUERY_ID, CALL_ID, TIMEOUT: seconds until the query's
+    deadline, ANSWERS_URL) and writes the answer to the hash `answers`, under the call's id."""
+
+    async def ask() -> None:
+        while not await client.schemas():
+            await asyncio.sleep(0.01)
+        caller = Caller(os.environ["QUERY_ID"], deadline=context.bus.now_ms() + int(timeout * 1000))
+        call_id = os.environ["CALL_ID"]
+        answer = await client.call("probe", args, call_id=call_id, caller=caller, timeout=timeout, attempt=1)
+        await counting.hset("answers", call_id, encode(answer))
+
+    args, timeout = json.loads(os.environ["ASK"]), float(os.environ["TIMEOUT"])
+    client = ToolClient(context)
+    async with Redis.from_url(os.environ["ANSWERS_URL"]) as counting:
+        asking = asyncio.create_task(ask())
+        try:
+            yield []
+        finally:
+            asking.cancel()
+
+
+asker = Service("asker", Settings, open_asker)
+
 if __name__ == "__main__":
-    {"probe": probe, "judge": judge, "deadly": deadly}[sys.argv[1]].main()
+    {"probe": probe, "judge": judge, "deadly": deadly, "asker": asker}[sys.argv[1]].main()

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import unquote, urlsplit
+
+
+@dataclass(eq=False)
+class _Path:
+    """One connection through the proxy. lost: its bytes are thrown away. held: it is not read."""
+
+    lost: bool = False
+    open: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Proxy:
@@ -16,6 +27,9 @@ class Proxy:
     latency: seconds that each reply waits.
     rate: bytes a second that get through in each direction of each connection; 0: as many as come.
     before: called before each chunk of commands is passed on.
+    window: bytes of each client that wait in the proxy, in its receive buffer; 0: the system's default.
+    tls: the context by which the proxy speaks TLS with its clients.
+    most: bytes of commands that a connection carries before it breaks; 0: any number.
     """
 
     def __init__(
@@ -26,8 +40,14 @@ class Proxy:
         latency: float = 0.0,
         rate: int = 0,
         before: Callable[[], None] = lambda: None,
+        window: int = 0,
+        tls: ssl.SSLContext | None = None,
+        most: int = 0,
     ) -> None:
         self._upstream = urlsplit(upstream)
+        self._window = window
+        self._tls = tls
+        self._most = most
         self.drop_every = drop_every
         self.latency = latency
         self.rate = rate
@@ -37,11 +57,19 @@ class Proxy:
         self._chunks = 0
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._paths: set[_Path] = set()
+        self._lose_next = False
         self._flowing = asyncio.Event()
         self._flowing.set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        listener = socket.socket()
+        if self._window:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._window)
+        listener.bind(("127.0.0.1", 0))
+        self._server = await asyncio.start_server(
+            self._serve, sock=listener, ssl=self._tls, limit=self._window or 65_536
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -68,11 +96,33 @@ class Proxy:
     def thaw(self) -> None:
         self._flowing.set()
 
+    def lose_next_reply(self) -> None:
+        """The next chunk of replies, of whichever connection, is thrown away."""
+        self._lose_next = True
+
+    def lose_connections(self) -> None:
+        """Every byte of the connections that are open now is thrown away; they stay open, and new ones work."""
+        for path in self._paths:
+            path.lost = True
+
+    def hold_connections(self) -> None:
+        """The connections that are open now are not read until `release`; they stay open, and new ones work."""
+        for path in self._paths:
+            path.open.clear()
+
+    def release(self) -> None:
+        """Passes on what the held connections still have."""
+        for path in self._paths:
+            path.open.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         self.connections += 1
+        path = _Path()
+        path.open.set()
+        self._paths.add(path)
         try:
             # the loop's stream server cannot bear a task that ends as cancelled
             with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -83,8 +133,8 @@ class Proxy:
                 self._open |= {writer, there_out}
                 try:
                     async with asyncio.TaskGroup() as both:
-                        both.create_task(self._pump(reader, there_out, replies=False))
-                        both.create_task(self._pump(there_in, writer, replies=True))
+                        both.create_task(self._pump(reader, there_out, path, replies=False))
+                        both.create_task(self._pump(there_in, writer, path, replies=True))
                 except* (OSError, EOFError):
                     pass
                 finally:
@@ -93,13 +143,27 @@ class Proxy:
                     self._open -= {writer, there_out}
         finally:
             writer.transport.abort()
+            self._paths.discard(path)
             self._tasks.discard(task)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, path: _Path, *, replies: bool
+    ) -> None:
+        carried = 0
         while data := await source.read(65_536):
+            carried += len(data)
+            if self._most and not replies and carried > self._most:
+                break
             await self._flowing.wait()
+            await path.open.wait()
+            if path.lost:
+                continue
             if replies:
                 self._chunks += 1
+                if self._lose_next:
+                    self._lose_next = False
+                    self.dropped += 1
+                    continue
                 if self.drop_every and self._chunks % self.drop_every == 0:
                     self.dropped += 1
                     continue

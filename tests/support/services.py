@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 from support.forked import Forked
@@ -30,11 +31,15 @@ async def running(service: Service[Any], settings: Settings) -> AsyncIterator[as
 
 
 class Child:
-    """A participant of `support.apps` in a process of its own."""
+    """A participant of `support.apps` in a process of its own.
 
-    def __init__(self, app: str, url: str, **environment: str) -> None:
+    ahead: seconds by which the clock of its host is ahead. log: the file of its output; None: where ours goes.
+    """
+
+    def __init__(self, app: str, url: str, *, ahead: float = 0.0, log: Path | None = None, **environment: str) -> None:
         settings = {"LOCAL2_REDIS_URL": url, "LOCAL2_HEARTBEAT": "0.2", "LOCAL2_LOG_LEVEL": "error", **environment}
-        self.process = Forked("support.apps", app, environment={**os.environ, **settings})
+        command = ("support.other_clock", str(ahead), "support.apps") if ahead else ("support.apps",)
+        self.process = Forked(*command, app, environment={**os.environ, **settings}, log=log)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -46,9 +51,9 @@ class Child:
 
 
 @contextlib.contextmanager
-def child(app: str, url: str, **environment: str) -> Iterator[Child]:
-    """Killed at the end of the block when it still runs."""
-    started = Child(app, url, **environment)
+def child(app: str, url: str, *, ahead: float = 0.0, log: Path | None = None, **environment: str) -> Iterator[Child]:
+    """Killed at the end of the block when it still runs. ahead, log: see `Child`."""
+    started = Child(app, url, ahead=ahead, log=log, **environment)
     try:
         yield started
     finally:
