@@ -28,14 +28,16 @@ How to write a test:
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from contract.bus.calling import Callers, Effects
 from contract.bus.observing import Worker
-from contract.bus.servers import Server
-from contract.bus.surface import url_of
+from contract.bus.servers import Server, alone
+from contract.bus.surface import Bus, open_bus, url_of
+from support.cluster import Node
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +70,45 @@ def own_server() -> Iterator[Server]:
 def own_client(own_server: Server) -> redis.Redis:
     """A plain client on `own_server`."""
     return own_server.client
+
+
+@pytest.fixture
+def single() -> Iterator[Node]:
+    """A server of this test's own that is in no cluster, whichever was requested."""
+    with tempfile.TemporaryDirectory(prefix="bus-") as folder:
+        node = alone(Path(folder))
+        node.start()
+        yield node
+        node.close()
+
+
+@pytest.fixture
+async def bus(server: Server) -> AsyncIterator[Bus]:
+    """A connected bus on `server`."""
+    async with open_bus(server) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def _effects() -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="effects-") as folder:
+        node = Node(Path(folder))
+        node.start()
+        yield node
+        node.close()
+
+
+@pytest.fixture
+def effects(_effects: Node) -> Effects:
+    """What the tool `probe` has done, on an empty server of its own."""
+    _effects.client.flushall()
+    return Effects(f"redis://{_effects.name}/0", _effects.client)
+
+
+@pytest.fixture
+def callers(effects: Effects, tmp_path: Path) -> Callers:
+    """Opens workers and callers of the tool `probe`."""
+    return Callers(effects, tmp_path)
 
 
 @pytest.fixture

@@ -70,6 +70,11 @@ def _in_wheel(package: str, name: str) -> Path | None:
     return None
 
 
+def alone(folder: Path, **config: str) -> Node:
+    """Return a server of the requested program that is in no cluster; it is not started."""
+    return Node(folder, binary=chosen()[1], **{**_EMPTY, **config})
+
+
 class Server:
     """One server, or the masters of a cluster, as the tests see it.
 
@@ -187,9 +192,9 @@ class Server:
 class Network:
     """A TCP proxy before each node. The bus connects to `addresses`; observers connect directly."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, **options: Any) -> None:
         self._server = server
-        self.proxies = [Proxy(f"redis://127.0.0.1:{node.port}/0") for node in server.nodes]
+        self.proxies = [Proxy(f"redis://127.0.0.1:{node.port}/0", **options) for node in server.nodes]
 
     @property
     def clustered(self) -> bool:
@@ -228,11 +233,34 @@ class Network:
         for proxy in self.proxies:
             proxy.thaw()
 
+    def lose_next_reply(self) -> None:
+        """Throw away the next piece of replies of each node."""
+        for proxy in self.proxies:
+            proxy.lose_next_reply()
+
+    def lose_connections(self) -> None:
+        """Throw away all that the connections that are open now carry; they stay open, and new ones work."""
+        for proxy in self.proxies:
+            proxy.lose_connections()
+
+    def hold_connections(self) -> None:
+        """Do not read the connections that are open now until `release`; they stay open, and new ones work."""
+        for proxy in self.proxies:
+            proxy.hold_connections()
+
+    def release(self) -> None:
+        """Pass on what the held connections still have."""
+        for proxy in self.proxies:
+            proxy.release()
+
 
 @contextlib.asynccontextmanager
-async def network(server: Server) -> AsyncIterator[Network]:
-    """Put a proxy before each node. In a cluster, the nodes announce the ports of their proxies meanwhile."""
-    between = Network(server)
+async def network(server: Server, **options: Any) -> AsyncIterator[Network]:
+    """Put a proxy before each node. In a cluster, the nodes announce the ports of their proxies meanwhile.
+
+    options: see support.proxy.Proxy.
+    """
+    between = Network(server, **options)
     async with contextlib.AsyncExitStack() as opened:
         for proxy in between.proxies:
             await opened.enter_async_context(proxy)

@@ -10,18 +10,66 @@ from typing import Any, Protocol
 
 import redis
 
-from shared.bus import Bus, BusFull, Consumer, Delivery, Route
+from shared.bus import (
+    START,
+    Bus,
+    BusFull,
+    ConnectionLost,
+    Consumer,
+    Delivery,
+    Follower,
+    ReplyError,
+    Route,
+    Tail,
+    open_bell,
+)
+from shared.bus.keys import journal_key, result_key
 from shared.bus.letters import drop, replay
-from shared.contracts import DEAD_LETTER, PREFIX, DeadLetter, Payload, Subject
+from shared.contracts import (
+    DEAD_LETTER,
+    PREFIX,
+    QUERY_CANCEL,
+    QUERY_RECEIVED,
+    TOOL_REQUEST,
+    TOOL_RESULT,
+    DeadLetter,
+    Outgoing,
+    Payload,
+    QueryCancel,
+    QueryReceived,
+    Subject,
+    ToolRequest,
+    ToolResultMessage,
+    encode,
+)
 from shared.envelope import Envelope
-from shared.errors import BusUnavailable, DecodeError, Fenced, PermanentError, TransientError
+from shared.errors import BusUnavailable, DecodeError, Fenced, PermanentError, SettingsError, TransientError
+from shared.participant.service import Context, open_context
+from shared.participant.tool_client import Caller, ToolClient, Trail
+from shared.records.journal import (
+    Crossing,
+    EntryType,
+    JournalEnded,
+    JournalEntry,
+    JournalWriter,
+    append_after,
+    closing,
+    read_journal,
+    read_result,
+)
+from shared.records.lanes import Accepted, accept
 
 __all__ = [
-    "ATOMIC_IN_CLUSTER", "DEAD_LETTER", "DEAD_LETTERS", "GROUP", "STREAM", "SUBJECT", "VISIBILITY_TIMEOUT",
-    "Bus", "BusFull", "BusUnavailable", "DeadLetter", "DecodeError", "Delivery", "Fenced", "Note",
-    "PermanentError", "Replica", "Route", "TransientError", "absent_groups", "call", "consuming",
-    "dead_letters", "decode", "drop", "effect", "fields_of", "keep_scripts", "key", "note", "open_bus",
-    "replay", "route", "stream", "subject", "suspended", "trim", "url_of",
+    "ATOMIC_IN_CLUSTER", "DEAD_LETTER", "DEAD_LETTERS", "GROUP", "QUERY_CANCEL", "QUERY_RECEIVED", "START", "STREAM",
+    "SUBJECT", "TOOL_REQUEST", "TOOL_RESULT", "VISIBILITY_TIMEOUT", "Bus", "BusFull", "BusUnavailable", "Caller",
+    "ConnectionLost", "Context", "Crossing", "DeadLetter", "DecodeError", "Delivery", "EntryType", "Feed", "Fenced",
+    "Follower", "JournalEnded", "JournalEntry", "JournalWriter", "Note", "Outgoing", "PermanentError", "Place",
+    "QueryCancel", "Replica", "ReplyError", "Route", "SettingsError", "ToolClient", "ToolRequest",
+    "ToolResultMessage", "Trail", "TransientError", "absent_groups", "accept_query", "append_after", "call",
+    "call_all", "closing", "consuming", "dead_letters", "decode", "drop", "effect", "encode", "fields_of",
+    "follow_journals", "follow_streams", "journal_key", "keep_scripts", "key", "note", "open_bus", "open_context",
+    "read_journal", "read_result", "replay", "result_key", "route", "stream", "subject", "suspended", "transact",
+    "trim", "url_of",
 ]  # fmt: skip
 
 GROUP = "workers"
@@ -96,9 +144,19 @@ def effect(bus: Bus, message: Any) -> Command:
     return bus.publishing(message)
 
 
-async def call(bus: Bus, *command: Any) -> Any:
-    """Send one command."""
-    return await bus.link.call(*command)
+async def call(bus: Bus, *command: Any, repeat: bool = True) -> Any:
+    """Send one command. repeat: send it again if the connection breaks before its reply; else raise ConnectionLost."""
+    return await bus.link.call(*command, retry=repeat)
+
+
+async def call_all(bus: Bus, commands: Sequence[Command]) -> list[Any]:
+    """Send several commands together and return their replies."""
+    return await bus.link.pipe(commands)
+
+
+async def transact(bus: Bus, commands: Sequence[Command]) -> list[Any]:
+    """Carry out all of these commands, or none."""
+    return await bus.link.commit(commands)
 
 
 async def trim(bus: Bus, of: Subject[Any], *, spare_ms: int = 0, abandoned: Container[str] = ()) -> int:
@@ -206,3 +264,42 @@ async def consuming(
 def dead_letters(client: redis.Redis) -> list[DeadLetter]:
     """Return all dead letters, oldest first, as an independent client reads them."""
     return [DeadLetter(**json.loads(fields["payload"])) for _, fields in client.xrange(DEAD_LETTERS)]
+
+
+# ── following ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Feed(Protocol):
+    """Gives the entries of streams to their followers."""
+
+    def follow(self, stream: str, after: str = START) -> Follower: ...
+
+
+@contextlib.asynccontextmanager
+async def follow_streams(bus: Bus) -> AsyncIterator[Feed]:
+    """Follow event streams until the block ends."""
+    tail = Tail(bus)
+    running = asyncio.create_task(tail.run())
+    try:
+        yield tail
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def follow_journals(bus: Bus) -> contextlib.AbstractAsyncContextManager[Feed]:
+    """Follow journals until the block ends."""
+    return open_bell(bus)
+
+
+# ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def accept_query(bus: Bus, once: str, session_id: str) -> Accepted | None:
+    """Accept a query of a session under an idempotency key, as a gateway does."""
+    query = QueryReceived(session_id=session_id, user_id="u", query="q", mode="chat")
+    message = QUERY_RECEIVED.of(query, once=once, session_id=session_id)
+    return await accept(
+        bus, message, {"query": "q"}, left=60, seconds=600, session_id=session_id, respondents=("A",), limit=100
+    )
