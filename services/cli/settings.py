@@ -14,7 +14,7 @@ from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings
 
 
-class GatewayWish(Settings):
+class GatewayConfig(Settings):
     """The part of the gateway's settings that its clients need to know."""
 
     whole: ClassVar[bool] = False
@@ -64,7 +64,7 @@ class ClientSettings(Settings):
     @classmethod
     def load(cls, participant: str = "cli", overrides: Mapping[str, Any] | None = None) -> Self:
         own = super().load(participant, overrides)
-        gateway = GatewayWish.load("gateway")
+        gateway = GatewayConfig.load("gateway")
         heard = {
             mine: getattr(gateway, its)
             for mine, its in _OF_THE_GATEWAY.items()
@@ -101,7 +101,7 @@ class ClientSettings(Settings):
 _OF_THE_GATEWAY = {"api_host": "host", "api_port": "port", "admin_key": "admin_key", "data_dir": "data_dir"}
 
 
-class McpWish(Settings):
+class McpConfig(Settings):
     """The part of mcp's settings that says whether it is needed."""
 
     whole: ClassVar[bool] = False
@@ -118,13 +118,13 @@ class ExtrasConfig(Settings):
     store: str | None = Field(default=None, description="Store of knowledge")
 
 
-class DrainWish(Settings):
+class DrainConfig(Settings):
     """What any participant says of its own end."""
 
     whole: ClassVar[bool] = False
 
 
-class ModelWish(RespondentModel):
+class ModelConfig(RespondentModel):
     """The part of a respondent's settings that decides which model server is needed."""
 
     @property
@@ -133,7 +133,7 @@ class ModelWish(RespondentModel):
         return bool({"backend", "ollama_host", "model"} & self.model_fields_set)
 
 
-class MemoryWish(BackendSettings):
+class MemoryConfig(BackendSettings):
     """The part of memory's settings that decides which model must be there."""
 
     whole: ClassVar[bool] = False
@@ -146,7 +146,7 @@ class MemoryWish(BackendSettings):
         return self.embedding_model or embedding_model(self.backend, self.base_url)
 
 
-class StoreWish(Settings):
+class StoreConfig(Settings):
     """The part of memory's settings that says where it keeps what it knows."""
 
     whole: ClassVar[bool] = False
@@ -159,7 +159,7 @@ class StoreWish(Settings):
         return self.chroma_path or self.data_dir / "chroma"
 
 
-class RewardWish(Settings):
+class RewardConfig(Settings):
     """The part of reward's settings that says where its database is."""
 
     whole: ClassVar[bool] = False
@@ -171,13 +171,13 @@ class RewardWish(Settings):
         return self.database or self.data_dir / "preferences.sqlite"
 
 
-class CriticWish(JudgeSettings):
+class CriticConfig(JudgeSettings):
     """The part of the critic's settings that decides which model must be there."""
 
     whole: ClassVar[bool] = False
 
 
-class SearchWish(Settings):
+class SearchConfig(Settings):
     """The part of web_search's settings that decides which search service is asked."""
 
     whole: ClassVar[bool] = False

@@ -28,7 +28,7 @@ from services.cli.launch.models import has_model
 from services.cli.launch.probes import port_state, redis_version, searxng_trouble, writable
 from services.cli.launch.redis_servers import EmbeddedRedisError, server_binary
 from services.cli.launch.run_lock import running_pid
-from services.cli.settings import ClientSettings, CriticWish, MemoryWish, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, CriticConfig, MemoryConfig, ModelConfig, SearchConfig
 from services.cli.terminal import console
 from services.cli.words import counted, printable, reasons, typed
 from shared.errors import Local2Error, SettingsError
@@ -55,21 +55,21 @@ class World:
     """The settings that the checks look at."""
 
     client: ClientSettings
-    model: ModelWish
-    search: SearchWish
+    model: ModelConfig
+    search: SearchConfig
     redis_url: str | None
-    memory: MemoryWish | None = None
-    critic: CriticWish | None = None
+    memory: MemoryConfig | None = None
+    critic: CriticConfig | None = None
 
     @property
-    def remembering(self) -> MemoryWish:
+    def remembering(self) -> MemoryConfig:
         """Memory's; with the model's server where nothing else is said."""
-        return self.memory or MemoryWish(backend=self.model.backend, ollama_host=self.model.ollama_host)
+        return self.memory or MemoryConfig(backend=self.model.backend, ollama_host=self.model.ollama_host)
 
     @property
-    def judging(self) -> CriticWish:
+    def judging(self) -> CriticConfig:
         """The critic's; with the model's server where nothing else is said."""
-        return self.critic or CriticWish(backend=self.model.backend, ollama_host=self.model.ollama_host)
+        return self.critic or CriticConfig(backend=self.model.backend, ollama_host=self.model.ollama_host)
 
     @staticmethod
     def load() -> World:
@@ -77,11 +77,11 @@ class World:
         client = ClientSettings.load("cli")
         return World(
             client,
-            ModelWish.load("generator"),
-            SearchWish.load("web_search"),
+            ModelConfig.load("generator"),
+            SearchConfig.load("web_search"),
             configured_redis(client),
-            MemoryWish.load("memory"),
-            CriticWish.load("critic"),
+            MemoryConfig.load("memory"),
+            CriticConfig.load("critic"),
         )
 
 
@@ -112,13 +112,13 @@ async def examine(world: World) -> list[Finding]:
 _ONCE = frozenset({"redis", "model", "embedding model", "judge", "web search"})
 
 
-def asks_own_server(stack: RunningStack, wish: ModelWish) -> bool:
+def asks_own_server(stack: RunningStack, config: ModelConfig) -> bool:
     """Return whether the stack may use the model server that this environment names: then its list of models helps."""
     part = stack.parts.get("model")
-    if not isinstance(part, dict) or part.get("demo") or part.get("backend") not in (None, wish.backend):
+    if not isinstance(part, dict) or part.get("demo") or part.get("backend") not in (None, config.backend):
         return False
     server = stack.fact("generator").get("server")
-    return server is None or server == "{}://{}:{}".format(*origin(wish.address))
+    return server is None or server == "{}://{}:{}".format(*origin(config.address))
 
 
 async def machine(_world: World) -> list[Finding]:
@@ -229,42 +229,42 @@ async def running_model(world: World, stack: RunningStack) -> Finding | None:
     return Finding("model", "ok", what)
 
 
-async def _after_demo(wish: ModelWish) -> str:
+async def _after_demo(config: ModelConfig) -> str:
     """What brings a real model to a stack that runs with the demonstration model."""
     again = f"stop local2 run (Ctrl-C) and start it again: {typed('run')}"
     try:
-        await _looked(wish)
+        await _looked(config)
     except ModelUnavailable as exc:
         return f"{exc.remedy or 'start Ollama'}; then {again}"
     except ModelError:
         pass
-    return f"{'Ollama' if wish.backend == 'ollama' else 'your model server'} is there now: {again}"
+    return f"{'Ollama' if config.backend == 'ollama' else 'your model server'} is there now: {again}"
 
 
-async def _looked(wish: BackendSettings, model: str | None = None) -> ModelFacts:
+async def _looked(config: BackendSettings, model: str | None = None) -> ModelFacts:
     """What a server says of a model, or that it is there. Raises ModelError."""
-    async with _patience(wish):
+    async with _patience(config):
         if model is not None:
-            if wish.backend == "openai":
+            if config.backend == "openai":
                 # whatever program it is, its list of names counts
-                async with aclosing(OpenAIWire(wish.address, wish.key, wish.ca_file)) as listing:
+                async with aclosing(OpenAIWire(config.address, config.key, config.ca_file)) as listing:
                     await listing.facts(model)
-            async with aclosing(wish.chat_model()) as chat:
+            async with aclosing(config.chat_model()) as chat:
                 return await chat.look(model)
-        async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+        async with aclosing(OllamaAdmin(config.address, config.key, config.ca_file)) as admin:
             await admin.models()
             return ModelFacts()
 
 
 @asynccontextmanager
-async def _patience(wish: BackendSettings) -> AsyncIterator[None]:
+async def _patience(config: BackendSettings) -> AsyncIterator[None]:
     """Nobody waits longer than a few seconds for the doctor. Raises ModelUnavailable."""
     try:
         async with asyncio.timeout(PATIENCE):
             yield
     except TimeoutError:
         late = httpx.ConnectTimeout(f"no answer within {PATIENCE:g} s")
-        raise away(KINDS[wish.backend], shown(wish.address), late) from None
+        raise away(KINDS[config.backend], shown(config.address), late) from None
 
 
 async def _port(world: World) -> Finding:
@@ -285,18 +285,18 @@ async def _port(world: World) -> Finding:
 
 
 async def model(world: World) -> list[Finding]:
-    wish = world.model
-    if wish.backend == "ollama":
+    config = world.model
+    if config.backend == "ollama":
         return await _ollama(world)
     try:
-        facts = await _looked(wish, wish.model)
-        return [Finding("model", "ok", f"{wish.model} at {shown(wish.address)}{known(facts)}")]
+        facts = await _looked(config, config.model)
+        return [Finding("model", "ok", f"{config.model} at {shown(config.address)}{known(facts)}")]
     except SettingsError as exc:
-        return [Finding("model", "missing", str(exc), f"set {KINDS[wish.backend].key}")]
+        return [Finding("model", "missing", str(exc), f"set {KINDS[config.backend].key}")]
     except ModelMissing as exc:
         return [Finding("model", "missing", exc.cause, f"set LOCAL2_MODEL to what is there; {exc.remedy}")]
     except ModelError as exc:
-        kind = KINDS[wish.backend]
+        kind = KINDS[config.backend]
         return [Finding("model", "missing", exc.cause, exc.remedy or f"check {kind.address} and {kind.key}")]
 
 
@@ -308,42 +308,42 @@ async def others(world: World) -> list[Finding]:
         ("judge", world.judging, world.judging.model),
     ]
     findings = []
-    for about, wish, name in parts:
-        if _shares(wish, main):
+    for about, config, name in parts:
+        if _shares(config, main):
             continue
         own = {"embedding model": "LOCAL2_MEMORY_", "judge": "LOCAL2_CRITIC_"}[about]
         try:
-            facts = await _looked(wish, name)
+            facts = await _looked(config, name)
         except (ModelError, SettingsError) as exc:
             cause, remedy = (exc.cause, exc.remedy) if isinstance(exc, ModelError) else (str(exc), "")
             advice = f"{remedy}; its own variables begin with {own}".removeprefix("; ")
             findings.append(Finding(about, "note", cause, advice))
         else:
-            findings.append(Finding(about, "ok", f"{name} at {shown(wish.address)}{known(facts)}"))
+            findings.append(Finding(about, "ok", f"{name} at {shown(config.address)}{known(facts)}"))
     return findings
 
 
 async def _ollama(world: World) -> list[Finding]:
-    wish = world.model
-    url = shown(wish.address)
+    config = world.model
+    url = shown(config.address)
     findings: list[Finding] = []
-    if wish.ollama_host.rstrip("/").endswith(("/v1", "/api")):
-        text = f"{shown(wish.ollama_host)}: its path is left out, Ollama's own protocol is spoken"
+    if config.ollama_host.rstrip("/").endswith(("/v1", "/api")):
+        text = f"{shown(config.ollama_host)}: its path is left out, Ollama's own protocol is spoken"
         findings.append(Finding("OLLAMA_HOST", "note", text, f"set OLLAMA_HOST={url}"))
     chats: list[str] = []
     window, on_gpu = "", None
-    async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+    async with aclosing(OllamaAdmin(config.address, config.key, config.ca_file)) as admin:
         try:
-            async with _patience(wish):
+            async with _patience(config):
                 there = await admin.models()
                 version = await admin.version() or "(unknown)"
         except ModelError as exc:
-            return [*findings, *_without_ollama(wish, exc)]
+            return [*findings, *_without_ollama(config, exc)]
         findings.append(Finding("ollama", "ok", f"version {version} at {url}, {counted(len(there), 'model')}"))
-        for name in sorted(there, key=lambda n: not has_model([n], wish.model))[:MOST_MODELS]:
-            used = has_model([name], wish.model)
+        for name in sorted(there, key=lambda n: not has_model([n], config.model))[:MOST_MODELS]:
+            used = has_model([name], config.model)
             try:
-                async with _patience(wish):
+                async with _patience(config):
                     can = await admin.capabilities(name)
                     if used:
                         facts = await admin.facts(name)
@@ -354,34 +354,34 @@ async def _ollama(world: World) -> list[Finding]:
             chats += [name] if "completion" in can else []
             findings.append(Finding(f"  {name}", "ok", abilities(can) + (" (the one to be used)" if used else "")))
     pull = "ollama pull" if is_loopback(url) else f"OLLAMA_HOST={url} ollama pull"
-    if has_model(there, wish.model):
+    if has_model(there, config.model):
         note = gpu_note(on_gpu, gpu_here() if is_loopback(url) else None)
-        findings.append(Finding("model", "note" if note else "ok", f"{wish.model} at {url}{window}", note or ""))
+        findings.append(Finding("model", "note" if note else "ok", f"{config.model} at {url}{window}", note or ""))
     else:
-        text = f"Ollama does not have {wish.model}; local2 run pulls it"
+        text = f"Ollama does not have {config.model}; local2 run pulls it"
         instead = f", or LOCAL2_MODEL={chats[0]}, which is there" if chats else ""
-        findings.append(Finding("model", "note", text, f"{pull} {wish.model}{instead}"))
+        findings.append(Finding("model", "note", text, f"{pull} {config.model}{instead}"))
     embedding, judge = world.remembering.embedder, world.judging.model
-    if _shares(world.remembering, wish) and not has_model(there, embedding):
+    if _shares(world.remembering, config) and not has_model(there, embedding):
         text = f"Ollama does not have {embedding}, which memory searches with; local2 run pulls it"
         findings.append(Finding("embedding model", "note", text, f"{pull} {embedding}"))
-    if _shares(world.judging, wish) and not has_model(there, judge):
+    if _shares(world.judging, config) and not has_model(there, judge):
         text = f"Ollama does not have {judge}: answers are not graded"
         findings.append(Finding("judge", "note", text, f"{pull} {judge}, or set LOCAL2_CRITIC_MODEL"))
     return findings
 
 
-def _shares(one: BackendSettings, main: ModelWish) -> bool:
+def _shares(one: BackendSettings, main: ModelConfig) -> bool:
     """Whether both have the same Ollama, whose list of models tells of both."""
     return one.backend == main.backend == "ollama" and one.address == main.address
 
 
-def _without_ollama(wish: ModelWish, exc: ModelError) -> list[Finding]:
+def _without_ollama(config: ModelConfig, exc: ModelError) -> list[Finding]:
     remedy = exc.remedy or "see its log"
     there = Finding("ollama", "note", exc.cause, remedy)
-    if isinstance(exc, ModelUnavailable) and not wish.named:
+    if isinstance(exc, ModelUnavailable) and not config.named:
         return [there, _demo()]
-    text = f"{wish.model} is waited for; the demonstration model does not stand in for a model server that is named"
+    text = f"{config.model} is waited for; the demonstration model does not stand in for a model server that is named"
     return [there, Finding("model", "missing", text, remedy)]
 
 
@@ -426,19 +426,19 @@ def _demo() -> Finding:
 
 
 async def search(world: World) -> list[Finding]:
-    wish = world.search
-    if wish.provider == "mock":
+    config = world.search
+    if config.provider == "mock":
         return [Finding("web search", "note", "mock: canned hits, no real search", "set LOCAL2_WEB_SEARCH_PROVIDER")]
-    keys = {"brave": wish.brave_api_key, "tavily": wish.tavily_api_key}
-    if wish.provider in keys:
-        if keys[wish.provider] is None:
-            remedy = f"set {wish.provider.upper()}_API_KEY"
-            return [Finding("web search", "missing", f"{wish.provider} needs a key", remedy)]
-        return [Finding("web search", "ok", f"{wish.provider}; a key is set")]
-    trouble = await searxng_trouble(wish.searxng_url)
+    keys = {"brave": config.brave_api_key, "tavily": config.tavily_api_key}
+    if config.provider in keys:
+        if keys[config.provider] is None:
+            remedy = f"set {config.provider.upper()}_API_KEY"
+            return [Finding("web search", "missing", f"{config.provider} needs a key", remedy)]
+        return [Finding("web search", "ok", f"{config.provider}; a key is set")]
+    trouble = await searxng_trouble(config.searxng_url)
     if trouble is None:
-        return [Finding("web search", "ok", f"SearXNG at {wish.searxng_url} answers in JSON")]
-    if wish.provider is None and (other := next((name for name, key in keys.items() if key), None)):
+        return [Finding("web search", "ok", f"SearXNG at {config.searxng_url} answers in JSON")]
+    if config.provider is None and (other := next((name for name, key in keys.items() if key), None)):
         return [Finding("web search", "ok", f"{other} (SearXNG: {trouble})")]
     remedy = "start SearXNG, or set BRAVE_API_KEY or TAVILY_API_KEY; everything else works without"
     return [Finding("web search", "note", trouble, remedy)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from services.cli.launch.embedded_redis import EmbeddedRedis, can_start
 from services.cli.launch.redis_data import DataDamaged, put_aside
 from services.cli.launch.run_lock import run_lock
-from services.cli.settings import RewardWish, StoreWish
+from services.cli.settings import RewardConfig, StoreConfig
 from services.cli.words import typed
 from shared.errors import Local2Error
 from shared.participant.store_marker import remove_marker, set_aside, sqlite_missing, sqlite_trouble, was_created
@@ -35,7 +35,7 @@ def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
         except Local2Error as exc:
             found.append(("data of the bus", str(exc)))
     databases = [("preferences", _preferences(data_dir))]
-    memory = StoreWish.load("memory", {"data_dir": data_dir})
+    memory = StoreConfig.load("memory", {"data_dir": data_dir})
     if memory.chroma_url is None:
         databases.append(("memory's store", memory.folder / "chroma.sqlite3"))
     for name, path in databases:
@@ -90,7 +90,7 @@ def _sentence(store: str, damage: str, aside: Path | None) -> str:
 
 
 def _preferences(data_dir: Path) -> Path:
-    return RewardWish.load("reward", {"data_dir": data_dir}).path
+    return RewardConfig.load("reward", {"data_dir": data_dir}).path
 
 
 async def _of_participant(name: str, data_dir: Path) -> list[str]:

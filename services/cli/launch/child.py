@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.cli.launch.leash import Leash
+from services.cli.launch.parent_death_pipe import ParentDeathPipe
 
 LINE_LIMIT = 1 << 20
 
@@ -43,7 +43,7 @@ class Child:
     def __init__(
         self,
         spec: ChildSpec,
-        leash: Leash,
+        pipe: ParentDeathPipe,
         on_line: Callable[[str], None],
         *,
         backoff: Backoff | None = None,
@@ -53,7 +53,7 @@ class Child:
         self.spec = spec
         self.starts = 0
         self.failures = 0
-        self._leash = leash
+        self._pipe = pipe
         self._on_line = on_line
         self._on_output = on_output or on_line
         self._on_end = on_end or (lambda _status: None)
@@ -96,8 +96,8 @@ class Child:
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
-                env={**os.environ, **spec.env, **self._leash.env},
-                pass_fds=self._leash.fds,
+                env={**os.environ, **spec.env, **self._pipe.env},
+                pass_fds=self._pipe.fds,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

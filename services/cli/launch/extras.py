@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from services.cli.launch.plan import MODEL_USERS, PARTICIPANTS
-from services.cli.settings import ExtrasConfig, ModelWish
+from services.cli.settings import ExtrasConfig, ModelConfig
 
 # A module of each extra that nothing else installs.
 _MODULES = {
@@ -19,14 +19,14 @@ _MODULES = {
 
 def _wanted() -> Iterator[str]:
     for name in PARTICIPANTS:
-        wish = ExtrasConfig.load(name)
-        if wish.otlp_endpoint:
+        config = ExtrasConfig.load(name)
+        if config.otlp_endpoint:
             yield "observability"
-        if name == "memory" and wish.files_bucket:
+        if name == "memory" and config.files_bucket:
             yield "bucket"
-        if name == "knowledge" and "://" in (wish.store or ""):
+        if name == "knowledge" and "://" in (config.store or ""):
             yield "knowledge-bolt"
-    if any(ModelWish.load(name).backend == "google_genai" for name in MODEL_USERS):
+    if any(ModelConfig.load(name).backend == "google_genai" for name in MODEL_USERS):
         yield "google-genai"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.cli.launch.plan import MODEL_USERS
-from services.cli.settings import ModelWish
+from services.cli.settings import ModelConfig
 from services.cli.words import typed
 from shared.llm.address import shown
 from shared.llm.ollama_admin import OllamaAdmin, PullProgress
@@ -48,13 +48,15 @@ class Progress(Protocol):
     def __call__(self, model: str, part: PullProgress) -> None: ...
 
 
-async def choose_model(wish: ModelWish, wanted: Wanted, say: Callable[[str], None], progress: Progress) -> ModelChoice:
+async def choose_model(
+    config: ModelConfig, wanted: Wanted, say: Callable[[str], None], progress: Progress
+) -> ModelChoice:
     """Uses the backend that is configured; with Ollama it pulls what is missing. Without one the demonstration model is
     chosen, unless a server or a model was named: then that is waited for."""
-    if wish.backend != "ollama":
-        return ModelChoice(notes=(f"model {wish.model} from the {wish.backend} backend",))
-    url = shown(wish.address)
-    async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+    if config.backend != "ollama":
+        return ModelChoice(notes=(f"model {config.model} from the {config.backend} backend",))
+    url = shown(config.address)
+    async with aclosing(OllamaAdmin(config.address, config.key, config.ca_file)) as admin:
         try:
             there = await admin.models()
         except ModelError as exc:
@@ -65,21 +67,21 @@ async def choose_model(wish: ModelWish, wanted: Wanted, say: Callable[[str], Non
 
 
 async def late_model(
-    wish: ModelWish, wanted: Wanted, say: Callable[[str], None], progress: Progress, pause: float = _LOOK_SECONDS
+    config: ModelConfig, wanted: Wanted, say: Callable[[str], None], progress: Progress, pause: float = _LOOK_SECONDS
 ) -> None:
     """Waits until Ollama answers, and pulls what it lacks; the participants see for themselves that it is there."""
-    async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+    async with aclosing(OllamaAdmin(config.address, config.key, config.ca_file)) as admin:
         there = await _when_there(admin, pause)
-        say(f"Ollama answers now at {shown(wish.address)}")
-        for note in await _provided(admin, shown(wish.address), there, wanted, say, progress):
+        say(f"Ollama answers now at {shown(config.address)}")
+        for note in await _provided(admin, shown(config.address), there, wanted, say, progress):
             say(note)
 
 
-async def instead_of_demo(wish: ModelWish, say: Callable[[str], None], pause: float = _LOOK_SECONDS) -> None:
+async def instead_of_demo(config: ModelConfig, say: Callable[[str], None], pause: float = _LOOK_SECONDS) -> None:
     """Says, once Ollama answers, how to use it instead of the demonstration model."""
-    async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+    async with aclosing(OllamaAdmin(config.address, config.key, config.ca_file)) as admin:
         await _when_there(admin, pause)
-    url = shown(wish.address)
+    url = shown(config.address)
     say(f"Ollama answers now at {url}; to use it instead of the demonstration model: Ctrl-C, then {typed('run')}")
 
 

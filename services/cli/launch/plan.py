@@ -39,7 +39,7 @@ class RunOptions:
 
 def python(module: str, *args: str) -> list[str]:
     """The command for a module, tied to the supervisor."""
-    return [sys.executable, "-m", "services.cli.launch.leash", module, *args]
+    return [sys.executable, "-m", "services.cli.launch.parent_death_pipe", module, *args]
 
 
 def memory_env(models: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import httpx
 
-from services.cli.settings import SearchWish
+from services.cli.settings import SearchConfig
 from shared.bus import Bus
 from shared.errors import Local2Error
 
@@ -140,20 +140,20 @@ class SearchChoice:
     note: str
 
 
-async def choose_search(wish: SearchWish, asked: str | None) -> SearchChoice:
+async def choose_search(config: SearchConfig, asked: str | None) -> SearchChoice:
     """Return the service of the option, else of the settings, else SearXNG if it answers, else one that has a key."""
     if asked:
         return SearchChoice(asked, f"web search by {asked}")
-    if wish.provider:
-        return SearchChoice(None, f"web search by {wish.provider}")
-    if await answers(wish.searxng_url):
-        return SearchChoice("searxng", f"web search by SearXNG at {wish.searxng_url}")
-    if wish.brave_api_key:
+    if config.provider:
+        return SearchChoice(None, f"web search by {config.provider}")
+    if await answers(config.searxng_url):
+        return SearchChoice("searxng", f"web search by SearXNG at {config.searxng_url}")
+    if config.brave_api_key:
         return SearchChoice("brave", "web search by Brave (SearXNG does not answer, BRAVE_API_KEY is set)")
-    if wish.tavily_api_key:
+    if config.tavily_api_key:
         return SearchChoice("tavily", "web search by Tavily (SearXNG does not answer, TAVILY_API_KEY is set)")
     return SearchChoice(
         None,
-        f"no web search: SearXNG does not answer at {wish.searxng_url}; searches will say that they failed "
+        f"no web search: SearXNG does not answer at {config.searxng_url}; searches will say that they failed "
         "(start SearXNG, set BRAVE_API_KEY or TAVILY_API_KEY, or try --search mock)",
     )

@@ -18,15 +18,23 @@ from services.cli.launch.console_build import CannotBuild, build_apart
 from services.cli.launch.console_build import Console as WebConsole
 from services.cli.launch.embedded_redis import can_start
 from services.cli.launch.extras import missing_extras
-from services.cli.launch.leash import REDIS_ENDS
 from services.cli.launch.log_view import LogView
 from services.cli.launch.models import ModelChoice, Wanted, choose_model, demo_env, instead_of_demo, late_model
+from services.cli.launch.parent_death_pipe import REDIS_ENDS
 from services.cli.launch.plan import MODEL_USERS, PARTICIPANTS, RunOptions, participants
 from services.cli.launch.probes import choose_search, port_state, redis_version, writable
 from services.cli.launch.pull_view import PullView
 from services.cli.launch.run_lock import UnusableFolder, run_lock
 from services.cli.launch.supervisor import StartError, Supervisor, grace, until_signal
-from services.cli.settings import ClientSettings, CriticWish, DrainWish, McpWish, MemoryWish, ModelWish, SearchWish
+from services.cli.settings import (
+    ClientSettings,
+    CriticConfig,
+    DrainConfig,
+    McpConfig,
+    MemoryConfig,
+    ModelConfig,
+    SearchConfig,
+)
 from services.cli.words import reasons, typed
 from shared.errors import Local2Error, SettingsError
 from shared.extras import advice
@@ -52,7 +60,7 @@ class Run:
     async def until_stopped(self) -> None:
         """Raises Local2Error when the stack cannot be started."""
         # whose servers are named in the settings
-        options = self._options = replace(self._options, mcp=bool(McpWish.load("mcp").servers))
+        options = self._options = replace(self._options, mcp=bool(McpConfig.load("mcp").servers))
         if trouble := writable(options.data_dir):
             raise UnusableFolder(options.data_dir, trouble)
         if wrong := misspelt_sections([*PARTICIPANTS, "cli"]):
@@ -75,19 +83,19 @@ class Run:
         if not self._redis_url:
             # what is missing is better told before a model is pulled
             await asyncio.to_thread(can_start, options.data_dir / "redis")
-        wish = ModelWish.load("generator", {"model": options.model} if options.model else None)
-        wanted = self._wanted(wish)
+        config = ModelConfig.load("generator", {"model": options.model} if options.model else None)
+        wanted = self._wanted(config)
         with PullView(say, self._console) as progress:
-            choice = await choose_model(wish, wanted, say, progress)
+            choice = await choose_model(config, wanted, say, progress)
         for note in choice.notes:
             say(note)
-        models = await self._demo(supervisor, wish) if choice.demo else {}
-        search = await choose_search(SearchWish.load("web_search"), options.search)
+        models = await self._demo(supervisor, config) if choice.demo else {}
+        search = await choose_search(SearchConfig.load("web_search"), options.search)
         say(search.note)
         # last, so that it is never without a participant, which ends it when this process was killed
         redis_url = await self._bus(supervisor)
         supervisor.start(participants(options, redis_url, models, search.provider))
-        async with _beside(self._later(wish, wanted, choice)) as later, contextlib.AsyncExitStack() as beside:
+        async with _beside(self._later(config, wanted, choice)) as later, contextlib.AsyncExitStack() as beside:
             client = self._client
             await supervisor.wait_until_ready(client.base_url)
             # a link works for a minute, and a console that is being built takes longer
@@ -102,13 +110,13 @@ class Run:
                 later.result()
             await stopping
 
-    async def _later(self, wish: ModelWish, wanted: Wanted, choice: ModelChoice) -> None:
+    async def _later(self, config: ModelConfig, wanted: Wanted, choice: ModelChoice) -> None:
         """What an Ollama brings that comes after the start."""
         if choice.away:
             with PullView(self._view.say, self._console) as progress:
-                await late_model(wish, wanted, self._view.say, progress)
+                await late_model(config, wanted, self._view.say, progress)
         elif choice.demo:
-            await instead_of_demo(wish, self._view.say)
+            await instead_of_demo(config, self._view.say)
 
     async def _console_built(self) -> None:
         """The web console, once it is built; a stack without it is told what is missing."""
@@ -130,27 +138,27 @@ class Run:
             self._view.say(f"bus: the Redis of LOCAL2_REDIS_URL does not answer ({exc}); waiting for it")
         return self._redis_url
 
-    def _wanted(self, wish: ModelWish) -> Wanted:
+    def _wanted(self, config: ModelConfig) -> Wanted:
         """What the Ollama of respondent A is to have; those of others are asked by the others."""
-        remembering, judging = MemoryWish.load("memory"), CriticWish.load("critic")
-        second = ModelWish.load("respondent-b")
-        models = [wish.model]
-        if self._options.respondent_b and _same_server(second, wish):
+        remembering, judging = MemoryConfig.load("memory"), CriticConfig.load("critic")
+        second = ModelConfig.load("respondent-b")
+        models = [config.model]
+        if self._options.respondent_b and _same_server(second, config):
             models.append(self._options.model_b or self._options.model or second.model)
-        if _same_server(remembering, wish):
+        if _same_server(remembering, config):
             models.append(remembering.embedder)
-        judge = judging.model if _same_server(judging, wish) else None
-        return Wanted(models, judge, named=wish.named or self._options.model_b is not None)
+        judge = judging.model if _same_server(judging, config) else None
+        return Wanted(models, judge, named=config.named or self._options.model_b is not None)
 
-    async def _demo(self, supervisor: Supervisor, wish: ModelWish) -> dict[str, str]:
+    async def _demo(self, supervisor: Supervisor, config: ModelConfig) -> dict[str, str]:
         say = self._view.say
         say("starting the demonstration model instead: it is small, proves that the stack works, and knows little")
         url, model = await supervisor.start_demo_model()
-        say(f"DEMO MODEL {model} answers, not {wish.model}; start Ollama for real use")
+        say(f"DEMO MODEL {model} answers, not {config.model}; start Ollama for real use")
         others = "respondent B and the judge" if self._options.respondent_b else "the judge"
         say(f"it is {others} too: expect no grades, its judgements can hardly ever be read")
         # who has a server of its own keeps it
-        return demo_env(url, model, [user for user in MODEL_USERS if _same_server(ModelWish.load(user), wish)])
+        return demo_env(url, model, [user for user in MODEL_USERS if _same_server(ModelConfig.load(user), config)])
 
     async def _check_port(self) -> None:
         host, port = self._options.api_host, self._options.api_port
@@ -187,7 +195,7 @@ async def tell_what_lacks(base_url: str, say: Callable[[str], None], stop: async
 
 def longest_drain() -> float:
     """The most that any participant may take to finish its work."""
-    return max(DrainWish.load(name).drain for name in PARTICIPANTS)
+    return max(DrainConfig.load(name).drain for name in PARTICIPANTS)
 
 
 def _same_server(one: BackendSettings, other: BackendSettings) -> bool:

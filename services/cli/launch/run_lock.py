@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from services.cli.launch.leash import REDIS_ENDS, crew_lock
+from services.cli.launch.parent_death_pipe import REDIS_ENDS, stack_lock
 from shared.errors import Local2Error
 from shared.participant.file_lock import FileLock
 
@@ -34,14 +34,14 @@ class UnusableFolder(Local2Error):
 async def run_lock(
     data_dir: Path, patience: float = REDIS_ENDS, say: Callable[[str], None] = lambda _line: None
 ) -> AsyncIterator[None]:
-    """Holds the folder until this process ends, however it ends. Raises AlreadyRunning, UnusableFolder.
+    """Lock the folder until this process ends, also after `kill -9`. Raises AlreadyRunning, UnusableFolder.
 
-    patience: seconds that the processes of a run whose supervisor was killed may take to end.
+    patience: seconds in which the processes of a killed supervisor end.
     """
     with contextlib.ExitStack() as stack:
         try:
-            crew = crew_lock(data_dir)
-            stack.callback(crew.close)
+            lock = stack_lock(data_dir)
+            stack.callback(lock.close)
             run = FileLock(data_dir / "run.lock")
             stack.callback(run.close)
             if not run.take():
@@ -50,24 +50,24 @@ async def run_lock(
                     "Ctrl-C, or choose another folder with --data-dir"
                 )
             run.text = str(os.getpid())
-            await _wait_for_crew(crew, data_dir, patience, say)
+            await _wait_for_processes(lock, data_dir, patience, say)
         except OSError as exc:
             raise UnusableFolder(data_dir, exc.strerror or str(exc)) from exc
         yield
 
 
-async def _wait_for_crew(crew: FileLock, data_dir: Path, patience: float, say: Callable[[str], None]) -> None:
-    if not await crew.taken(_QUIET):
+async def _wait_for_processes(lock: FileLock, data_dir: Path, patience: float, say: Callable[[str], None]) -> None:
+    if not await lock.taken(_QUIET):
         say(f"processes of an earlier run on {data_dir} are ending: waiting for them")
-        if not await crew.taken(patience):
-            left = " ".join(line.split()[0] for line in crew.text.splitlines() if _lives(line.split()[0]))
+        if not await lock.taken(patience):
+            left = " ".join(line.split()[0] for line in lock.text.splitlines() if _lives(line.split()[0]))
             raise AlreadyRunning(
                 f"processes of an earlier run still use the data folder {data_dir}; end them"
                 f"{f' with: kill -9 {left}' if left else ''}, or choose another folder with --data-dir"
             )
-    crew.text = f"{os.getpid()} supervisor"
-    # from now on nobody else is the last one
-    crew.share()
+    lock.text = f"{os.getpid()} supervisor"
+    # From now on no other process is the last one of the stack.
+    lock.share()
 
 
 def running_pid(data_dir: Path) -> int | None:

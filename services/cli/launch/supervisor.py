@@ -16,10 +16,10 @@ import httpx
 
 from services.cli.launch.child import Backoff, Child, ChildSpec
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.cli.launch.leash import Leash
 from services.cli.launch.log_view import LogView
+from services.cli.launch.parent_death_pipe import ParentDeathPipe
 from services.cli.launch.plan import python
-from services.cli.launch.redis_keeper import RedisKeeper
+from services.cli.launch.redis_supervisor import RedisSupervisor
 from services.cli.words import reasons
 from shared.errors import Local2Error
 from shared.participant import store_marker
@@ -50,8 +50,8 @@ class Supervisor:
     data_dir: Path
     grace: float = grace(5.0)
     backoff: Backoff = field(default_factory=Backoff)
-    _leash: Leash = field(init=False)
-    _redis: RedisKeeper | None = None
+    _pipe: ParentDeathPipe = field(init=False)
+    _redis: RedisSupervisor | None = None
     _demo: Child | None = None
     _children: list[Child] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Supervisor:
 
     async def __aenter__(self) -> Supervisor:
         self._broken = asyncio.get_running_loop().create_future()
-        self._leash = Leash(self.data_dir, math.ceil(self.grace))
+        self._pipe = ParentDeathPipe(self.data_dir, math.ceil(self.grace))
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -80,7 +80,7 @@ class Supervisor:
         """The URL of the embedded server. Raises EmbeddedRedisError."""
         # An orphan of a supervisor that was killed may still hold the folder: it is used and supervised.
         server = EmbeddedRedis(self.data_dir / "redis", reuse=True, extra={"appendfsync": appendfsync})
-        self._redis = RedisKeeper(server, self.view.writer("redis"), backoff=self.backoff)
+        self._redis = RedisSupervisor(server, self.view.writer("redis"), backoff=self.backoff)
         url = await self._redis.start()
         store_marker.mark_created(server.data_dir)
         self._keep(self._redis.run(), "redis")
@@ -172,7 +172,7 @@ class Supervisor:
                 last = self.view.last.get(name, "it said nothing")
                 self._broken.set_result(f"{name} does not start: {last}")
 
-        return Child(spec, self._leash, self.view.writer(name), backoff=self.backoff, on_output=on_output, on_end=ended)
+        return Child(spec, self._pipe, self.view.writer(name), backoff=self.backoff, on_output=on_output, on_end=ended)
 
     async def _stop(self) -> None:
         """Participants first, then the model, then Redis: what is in flight can still be handed over."""
@@ -184,7 +184,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._redis is not None:
             await self._redis.stop()
-        self._leash.cut()
+        self._pipe.close()
 
 
 async def until_signal(work: Callable[[asyncio.Event], asyncio.Future[None]]) -> None:

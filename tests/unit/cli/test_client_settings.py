@@ -9,7 +9,7 @@ import pytest
 from services.cli.launch.plan import PARTICIPANTS
 from services.cli.launch.run import longest_drain, welcome
 from services.cli.local_files import FileTrouble, whole_file
-from services.cli.settings import ClientSettings, ModelWish
+from services.cli.settings import ClientSettings, ModelConfig
 from services.cli.words import typed
 from shared.errors import SettingsError
 from shared.participant.settings import misspelt_sections
@@ -42,7 +42,7 @@ def test_a_wrong_port_of_the_gateway_names_its_section() -> None:
 
 def test_a_class_that_knows_a_part_of_a_section_does_not_mind_the_rest() -> None:
     write("generator: {model: m, num_ctx: 8000}")
-    assert ModelWish.load("generator").model == "m"
+    assert ModelConfig.load("generator").model == "m"
 
 
 def test_the_stop_waits_for_the_participant_with_the_longest_drain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.settings import CriticWish
+from services.cli.settings import CriticConfig
 from services.critic.settings import CriticSettings
 from shared.llm.settings import JUDGE
 
@@ -21,9 +21,9 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", ["prometheus:7b", "prometheus"])
-@pytest.mark.parametrize("settings", [CriticSettings, CriticWish])
+@pytest.mark.parametrize("settings", [CriticSettings, CriticConfig])
 def test_the_old_name_of_the_judge_means_the_one_that_can_be_had(
-    settings: type[CriticSettings | CriticWish], old: str, monkeypatch: pytest.MonkeyPatch
+    settings: type[CriticSettings | CriticConfig], old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert settings().model == JUDGE == "ggozad/prometheus2"
     monkeypatch.setenv("LOCAL2_CRITIC_MODEL", old)
@@ -51,10 +51,10 @@ DEFAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [CriticSettings, CriticWish])
+@pytest.mark.parametrize("settings", [CriticSettings, CriticConfig])
 @pytest.mark.parametrize(("environment", "judge"), [row[1:] for row in DEFAULTS], ids=[row[0] for row in DEFAULTS])
 def test_default_judge_is_a_model_that_its_server_has(
-    settings: type[CriticSettings | CriticWish],
+    settings: type[CriticSettings | CriticConfig],
     environment: dict[str, str],
     judge: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -14,7 +14,7 @@ import pytest
 from services.cli.commands import doctor
 from services.cli.commands.doctor import World, abilities, examine
 from services.cli.launch.redis_servers import EmbeddedRedisError
-from services.cli.settings import ClientSettings, CriticWish, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, CriticConfig, ModelConfig, SearchConfig
 from shared.testing.model_server import ScriptedModelServer
 
 NOWHERE = "http://127.0.0.1:9"
@@ -23,8 +23,8 @@ NOWHERE = "http://127.0.0.1:9"
 def world(tmp_path: Path, **more: Any) -> World:
     values: dict[str, Any] = {
         "client": ClientSettings(data_dir=tmp_path, api_port=free_port()),
-        "model": ModelWish(ollama_host=NOWHERE),
-        "search": SearchWish(searxng_url=NOWHERE),
+        "model": ModelConfig(ollama_host=NOWHERE),
+        "search": SearchConfig(searxng_url=NOWHERE),
         "redis_url": None,
     }
     return World(**{**values, **more})
@@ -61,7 +61,7 @@ async def test_a_configured_redis_and_backend_that_do_not_answer_are_missing(tmp
         world(
             tmp_path,
             redis_url="redis://127.0.0.1:9/0",
-            model=ModelWish(backend="openai", base_url=f"{NOWHERE}/v1", model="m"),
+            model=ModelConfig(backend="openai", base_url=f"{NOWHERE}/v1", model="m"),
         )
     )
     assert missing(findings) == {"redis", "model"}
@@ -86,8 +86,8 @@ async def test_it_says_what_each_model_of_ollama_can_do(tmp_path: Path) -> None:
 
     script = Script(models={"gemma4:e4b": ["tools", "thinking"], "ggozad/prometheus2:latest": []})
     async with ScriptedModelServer(script) as server:
-        findings = await doctor.model(world(tmp_path, model=ModelWish(ollama_host=server.url)))
-        lacking = await doctor.model(world(tmp_path, model=ModelWish(ollama_host=server.url, model="llama4")))
+        findings = await doctor.model(world(tmp_path, model=ModelConfig(ollama_host=server.url)))
+        lacking = await doctor.model(world(tmp_path, model=ModelConfig(ollama_host=server.url, model="llama4")))
     said = {finding.about.strip(): finding.text for finding in findings}
     assert said["gemma4:e4b"] == "tools: yes, thinking: yes (the one to be used)"
     assert said["ggozad/prometheus2:latest"] == "tools: no, thinking: no"
@@ -102,9 +102,9 @@ async def test_a_judge_that_ollama_does_not_have_is_named_unless_it_is_elsewhere
     from shared.testing.script import Script
 
     async with ScriptedModelServer(Script(models={"gemma4:e4b": [], "nomic-embed-text:latest": []})) as server:
-        here = ModelWish(ollama_host=server.url)
+        here = ModelConfig(ollama_host=server.url)
         found = await doctor.model(world(tmp_path, model=here))
-        elsewhere = await doctor.model(world(tmp_path, model=here, critic=CriticWish(backend="openai")))
+        elsewhere = await doctor.model(world(tmp_path, model=here, critic=CriticConfig(backend="openai")))
     (judge,) = [f for f in found if f.level != "ok"]
     assert (judge.about, judge.level) == ("judge", "note")
     assert judge.remedy.startswith("ollama pull ggozad/prometheus2")
@@ -113,9 +113,9 @@ async def test_a_judge_that_ollama_does_not_have_is_named_unless_it_is_elsewhere
 
 async def test_an_openai_server_without_the_model_names_those_it_has(tmp_path: Path) -> None:
     async with ScriptedModelServer() as server:
-        wish = ModelWish(backend="openai", base_url=f"{server.url}/v1", model="nosuch")
-        (finding,) = await doctor.model(world(tmp_path, model=wish))
-        good = ModelWish(backend="openai", base_url=f"{server.url}/v1", model="gemma4:e4b")
+        config = ModelConfig(backend="openai", base_url=f"{server.url}/v1", model="nosuch")
+        (finding,) = await doctor.model(world(tmp_path, model=config))
+        good = ModelConfig(backend="openai", base_url=f"{server.url}/v1", model="gemma4:e4b")
         (found,) = await doctor.model(world(tmp_path, model=good))
     assert (finding.level, found.level) == ("missing", "ok")
     assert "gemma4:e4b" in finding.remedy
@@ -128,13 +128,13 @@ async def test_a_searxng_without_json_says_which_setting_to_change(
         writer.write(json_answer({}, 403))
 
     loopback_gateway.play = play
-    wish = SearchWish(searxng_url=f"http://127.0.0.1:{loopback_gateway.port}")
-    (finding,) = await doctor.search(world(tmp_path, search=wish))
+    config = SearchConfig(searxng_url=f"http://127.0.0.1:{loopback_gateway.port}")
+    (finding,) = await doctor.search(world(tmp_path, search=config))
     assert "add `json` to search.formats" in finding.text
 
 
 async def test_a_provider_without_its_key_is_missing(tmp_path: Path) -> None:
-    (finding,) = await doctor.search(world(tmp_path, search=SearchWish(provider="brave")))
+    (finding,) = await doctor.search(world(tmp_path, search=SearchConfig(provider="brave")))
     assert (finding.level, finding.remedy) == ("missing", "set BRAVE_API_KEY")
 
 
@@ -270,15 +270,15 @@ def ollama_says(*models: str) -> dict[str, Any]:
 async def test_the_advice_on_an_ollama_that_does_not_answer_fits_its_address(
     tmp_path: Path, host: str, named: bool, advice: dict[str, str]
 ) -> None:
-    wish = ModelWish(ollama_host=host)
-    findings = await doctor.model(world(tmp_path, model=wish if named else _unnamed(wish)))
+    config = ModelConfig(ollama_host=host)
+    findings = await doctor.model(world(tmp_path, model=config if named else _unnamed(config)))
     said = {finding.about: finding for finding in findings}
     assert {about: said[about].remedy for about in advice} == advice
     assert "waited for" in said["model"].text if named else "waited for" not in said["model"].text
 
 
-def _unnamed(wish: ModelWish) -> ModelWish:
-    return ModelWish.model_construct(_fields_set=set(), **dict(wish))
+def _unnamed(config: ModelConfig) -> ModelConfig:
+    return ModelConfig.model_construct(_fields_set=set(), **dict(config))
 
 
 @pytest.mark.parametrize(
@@ -304,8 +304,8 @@ async def test_the_advice_fits_what_answers_at_ollamas_address(
         writer.write(json_answer(body if "/api/tags" in heard.path else shown, status))
 
     loopback_gateway.play = play
-    wish = ModelWish(ollama_host=f"http://127.0.0.1:{loopback_gateway.port}")
-    (found,) = [f for f in await doctor.model(world(tmp_path, model=wish)) if f.about == "model"]
+    config = ModelConfig(ollama_host=f"http://127.0.0.1:{loopback_gateway.port}")
+    (found,) = [f for f in await doctor.model(world(tmp_path, model=config)) if f.about == "model"]
     assert found.level == level
     assert found.remedy.startswith(remedy)
     assert "ollama serve" not in found.remedy
@@ -315,7 +315,7 @@ async def test_the_advice_fits_what_answers_at_ollamas_address(
 
 async def test_a_path_in_ollamas_address_is_left_out_and_told(tmp_path: Path) -> None:
     async with ScriptedModelServer() as server:
-        findings = await doctor.model(world(tmp_path, model=ModelWish(ollama_host=f"{server.url}/v1")))
+        findings = await doctor.model(world(tmp_path, model=ModelConfig(ollama_host=f"{server.url}/v1")))
     said = {finding.about: finding for finding in findings}
     assert (said["OLLAMA_HOST"].level, said["OLLAMA_HOST"].remedy) == ("note", f"set OLLAMA_HOST={server.url}")
     assert said["model"].level == "ok"
@@ -323,8 +323,8 @@ async def test_a_path_in_ollamas_address_is_left_out_and_told(tmp_path: Path) ->
 
 async def test_a_server_of_the_judges_own_is_looked_at_too(tmp_path: Path) -> None:
     async with ScriptedModelServer() as server:
-        there = CriticWish(backend="openai", base_url=f"{server.url}/v1")
-        away = CriticWish(backend="openai", base_url=f"{NOWHERE}/v1")
+        there = CriticConfig(backend="openai", base_url=f"{server.url}/v1")
+        away = CriticConfig(backend="openai", base_url=f"{NOWHERE}/v1")
         (good,) = await doctor.others(world(tmp_path, critic=there))
         (bad,) = await doctor.others(world(tmp_path, critic=away))
     assert (good.about, good.level) == ("judge", "ok")
@@ -333,7 +333,7 @@ async def test_a_server_of_the_judges_own_is_looked_at_too(tmp_path: Path) -> No
 
 
 async def test_a_gemini_without_a_key_is_told_which_variable_to_set(tmp_path: Path) -> None:
-    (found,) = await doctor.model(world(tmp_path, model=ModelWish(backend="google_genai", model="gemini-x")))
+    (found,) = await doctor.model(world(tmp_path, model=ModelConfig(backend="google_genai", model="gemini-x")))
     assert (found.level, found.remedy) == ("missing", "set GEMINI_API_KEY")
 
 
@@ -350,10 +350,10 @@ async def test_while_the_demonstration_model_answers_an_ollama_that_is_there_is_
     async with ScriptedModelServer() as server:
         (there,) = [
             found
-            for found in await examine(world(tmp_path, client=client, model=ModelWish(ollama_host=server.url)))
+            for found in await examine(world(tmp_path, client=client, model=ModelConfig(ollama_host=server.url)))
             if found.about == "model"
         ]
-    found = await examine(world(tmp_path, client=client, model=ModelWish(ollama_host=NOWHERE)))
+    found = await examine(world(tmp_path, client=client, model=ModelConfig(ollama_host=NOWHERE)))
     (away,) = [one for one in found if one.about == "model"]
     # the demonstration model has a server of its own
     assert "ollama" not in {one.about for one in found}

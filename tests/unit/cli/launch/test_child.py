@@ -15,16 +15,16 @@ import psutil
 import pytest
 
 from services.cli.launch.child import Backoff, Child, ChildSpec, described
-from services.cli.launch.leash import Leash
+from services.cli.launch.parent_death_pipe import ParentDeathPipe
 
 FAST = Backoff(first=0.02, longest=0.08, good=60)
 
 
 @pytest.fixture
-def leash(tmp_path: Path) -> Iterator[Leash]:
-    leash = Leash(tmp_path, grace=1)
-    yield leash
-    leash.cut()
+def pipe(tmp_path: Path) -> Iterator[ParentDeathPipe]:
+    pipe = ParentDeathPipe(tmp_path, grace=1)
+    yield pipe
+    pipe.close()
 
 
 def script(code: str, name: str = "child") -> ChildSpec:
@@ -47,18 +47,18 @@ async def running(child: Child, grace: float = 5.0) -> AsyncIterator[Child]:
         await task
 
 
-async def test_lines_of_both_outputs_and_the_environment_are_passed_on(leash: Leash) -> None:
+async def test_lines_of_both_outputs_and_the_environment_are_passed_on(pipe: ParentDeathPipe) -> None:
     lines: list[str] = []
     code = "import os, sys, time; print(os.environ['CHILD_VALUE']); print('err', file=sys.stderr); time.sleep(60)"
-    async with running(Child(script(code), leash, lines.append)):
+    async with running(Child(script(code), pipe, lines.append)):
         await until(lambda: len(lines) == 2)
     assert sorted(lines) == ["err", "handed on"]
 
 
-async def test_a_dead_child_is_started_again_with_pauses_that_grow(leash: Leash) -> None:
+async def test_a_dead_child_is_started_again_with_pauses_that_grow(pipe: ParentDeathPipe) -> None:
     lines: list[str] = []
     ends: list[int] = []
-    child = Child(script("raise SystemExit(3)"), leash, lines.append, backoff=FAST, on_end=ends.append)
+    child = Child(script("raise SystemExit(3)"), pipe, lines.append, backoff=FAST, on_end=ends.append)
     async with running(child):
         await until(lambda: len(ends) >= 4)
     pauses = [line.rsplit(" in ", 1)[1] for line in lines if "starting again" in line]
@@ -67,19 +67,19 @@ async def test_a_dead_child_is_started_again_with_pauses_that_grow(leash: Leash)
     assert child.failures >= 4
 
 
-async def test_a_child_that_lived_long_enough_begins_with_the_shortest_pause_again(leash: Leash) -> None:
+async def test_a_child_that_lived_long_enough_begins_with_the_shortest_pause_again(pipe: ParentDeathPipe) -> None:
     lines: list[str] = []
     backoff = Backoff(first=0.02, longest=1, good=0.0)
-    async with running(Child(script("pass"), leash, lines.append, backoff=backoff)) as child:
+    async with running(Child(script("pass"), pipe, lines.append, backoff=backoff)) as child:
         await until(lambda: child.starts >= 3)
     again = [line for line in lines if "starting again" in line]
     assert len(again) >= 2
     assert all("in 0.02 s" in line for line in again)
 
 
-async def test_a_killed_child_comes_back_under_a_new_id(leash: Leash) -> None:
+async def test_a_killed_child_comes_back_under_a_new_id(pipe: ParentDeathPipe) -> None:
     lines: list[str] = []
-    async with running(Child(script("import time; time.sleep(60)"), leash, lines.append, backoff=FAST)) as child:
+    async with running(Child(script("import time; time.sleep(60)"), pipe, lines.append, backoff=FAST)) as child:
         await until(lambda: child.pid)
         first = child.pid
         assert first is not None
@@ -92,10 +92,10 @@ async def test_a_killed_child_comes_back_under_a_new_id(leash: Leash) -> None:
     assert not psutil.pid_exists(second)
 
 
-async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(leash: Leash) -> None:
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(pipe: ParentDeathPipe) -> None:
     lines: list[str] = []
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); time.sleep(60)"
-    child = Child(script(code), leash, lines.append)
+    child = Child(script(code), pipe, lines.append)
     async with running(child, grace=0.2):
         await until(lambda: "deaf" in lines)
         pid = child.pid
@@ -106,27 +106,27 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(leash: Lea
     assert lines[-1] == "did not stop within 0.2 s; killed"
 
 
-async def test_a_stop_during_the_pause_ends_it_at_once(leash: Leash) -> None:
+async def test_a_stop_during_the_pause_ends_it_at_once(pipe: ParentDeathPipe) -> None:
     ends: list[int] = []
     backoff = Backoff(first=60, longest=60)
     began = time.perf_counter()
-    async with running(Child(script("pass"), leash, print, backoff=backoff, on_end=ends.append)):
+    async with running(Child(script("pass"), pipe, print, backoff=backoff, on_end=ends.append)):
         await until(lambda: ends)
     assert time.perf_counter() - began < 10
 
 
-async def test_a_program_that_is_not_there_is_reported_and_tried_again(leash: Leash) -> None:
+async def test_a_program_that_is_not_there_is_reported_and_tried_again(pipe: ParentDeathPipe) -> None:
     lines: list[str] = []
-    child = Child(ChildSpec("x", ["/no/such/program"]), leash, lines.append, backoff=FAST)
+    child = Child(ChildSpec("x", ["/no/such/program"]), pipe, lines.append, backoff=FAST)
     async with running(child):
         await until(lambda: child.failures >= 2)
     assert lines[0].startswith("cannot be started: ")
 
 
-async def test_a_line_without_end_does_not_stop_the_reading(leash: Leash) -> None:
+async def test_a_line_without_end_does_not_stop_the_reading(pipe: ParentDeathPipe) -> None:
     lines: list[str] = []
     code = "import time; print('x' * 3_000_000); print('after'); time.sleep(60)"
-    async with running(Child(script(code), leash, lines.append)):
+    async with running(Child(script(code), pipe, lines.append)):
         await until(lambda: "after" in lines)
     assert any("left out" in line for line in lines)
 

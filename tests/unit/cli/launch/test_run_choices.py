@@ -23,7 +23,7 @@ from services.cli.launch.probes import choose_search, port_state, writable
 from services.cli.launch.pull_view import PullView
 from services.cli.launch.run import tell_what_lacks
 from services.cli.launch.run_lock import UnusableFolder, run_lock
-from services.cli.settings import ClientSettings, McpWish, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, McpConfig, ModelConfig, SearchConfig
 from services.cli.words import typed
 from services.gateway.settings import GatewaySettings
 from shared.errors import SettingsError
@@ -47,24 +47,24 @@ def ignored(_model: str, _part: PullProgress) -> None:
 
 
 async def chosen(
-    wish: ModelWish, *models: str, judge: str | None = None, named: bool = False
+    config: ModelConfig, *models: str, judge: str | None = None, named: bool = False
 ) -> tuple[bool, str, list[str]]:
     said: list[str] = []
     with PullView(said.append, None) as progress:
-        choice = await choose_model(wish, Wanted(models or [wish.model], judge, named), said.append, progress)
+        choice = await choose_model(config, Wanted(models or [config.model], judge, named), said.append, progress)
     assert choice.away == choice.notes[0].endswith("; waiting for it")
     return choice.demo, "\n".join(choice.notes), said
 
 
 async def test_a_model_that_ollama_has_is_used_as_it_is() -> None:
     async with ScriptedModelServer(Script(models={"gemma4:e4b": []})) as server:
-        demo, notes, said = await chosen(ModelWish(ollama_host=server.url))
+        demo, notes, said = await chosen(ModelConfig(ollama_host=server.url))
     assert (demo, notes, said) == (False, f"model gemma4:e4b from Ollama at {server.url}", [])
 
 
 async def test_a_missing_model_is_pulled_and_the_progress_is_told() -> None:
     async with ScriptedModelServer(Script(models={"other": []})) as server:
-        demo, notes, said = await chosen(ModelWish(ollama_host=server.url), "gemma4:e4b", "gemma4:e4b")
+        demo, notes, said = await chosen(ModelConfig(ollama_host=server.url), "gemma4:e4b", "gemma4:e4b")
     assert not demo
     assert "pulled now" in notes
     assert said[0] == "Ollama does not have gemma4:e4b yet: pulling it"
@@ -73,27 +73,27 @@ async def test_a_missing_model_is_pulled_and_the_progress_is_told() -> None:
 
 async def test_a_missing_judge_is_named_and_not_waited_for() -> None:
     async with ScriptedModelServer(Script(models={"gemma4:e4b": []})) as server:
-        wish = ModelWish(ollama_host=server.url)
-        _, without, said = await chosen(wish, judge="ggozad/prometheus2")
-        _, there, _ = await chosen(wish, judge="gemma4:e4b")
+        config = ModelConfig(ollama_host=server.url)
+        _, without, said = await chosen(config, judge="ggozad/prometheus2")
+        _, there, _ = await chosen(config, judge="gemma4:e4b")
     assert without.endswith("get it with: ollama pull ggozad/prometheus2")
     assert (said, "judge" in there) == ([], False)
 
 
 async def test_a_pull_that_fails_shows_the_exact_command() -> None:
     async with ScriptedModelServer(Script(models={"other": []})) as server:
-        demo, notes, _ = await chosen(ModelWish(ollama_host=server.url, model="nosuch:1b"))
+        demo, notes, _ = await chosen(ModelConfig(ollama_host=server.url, model="nosuch:1b"))
     assert not demo
     assert notes.endswith("get it with: ollama pull nosuch:1b")
 
 
 async def test_without_ollama_the_demonstration_model_is_chosen() -> None:
-    demo, notes, _ = await chosen(ModelWish(ollama_host=NOWHERE))
+    demo, notes, _ = await chosen(ModelConfig(ollama_host=NOWHERE))
     assert (demo, notes) == (True, "Ollama does not answer at http://127.0.0.1:9")
 
 
 async def test_an_ollama_that_was_named_is_waited_for_and_never_replaced_by_the_demonstration_model() -> None:
-    demo, notes, _ = await chosen(ModelWish(ollama_host=NOWHERE), named=True)
+    demo, notes, _ = await chosen(ModelConfig(ollama_host=NOWHERE), named=True)
     assert not demo
     assert notes.startswith("Ollama does not answer at http://127.0.0.1:9 (")
     assert notes.endswith("; start it with: ollama serve; waiting for it")
@@ -106,7 +106,7 @@ async def test_another_program_at_ollamas_address_is_waited_for_too(
         writer.write(json_answer({"detail": "sign in"}, 401))
 
     loopback_gateway.play = play
-    demo, notes, _ = await chosen(ModelWish(ollama_host=f"127.0.0.1:{loopback_gateway.port}"))
+    demo, notes, _ = await chosen(ModelConfig(ollama_host=f"127.0.0.1:{loopback_gateway.port}"))
     assert (demo, notes.endswith("; waiting for it")) == (False, True)
     assert "OLLAMA_API_KEY" in notes
 
@@ -135,15 +135,17 @@ def test_a_server_or_a_model_is_named_by_any_setting(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "local2.yaml").write_text(file)
-    assert ModelWish.load("generator").named == named
+    assert ModelConfig.load("generator").named == named
 
 
 async def test_an_ollama_that_comes_later_is_given_what_it_lacks() -> None:
     said: list[str] = []
     port = free_port()
-    wish = ModelWish(ollama_host=f"http://127.0.0.1:{port}")
+    config = ModelConfig(ollama_host=f"http://127.0.0.1:{port}")
     with PullView(said.append, None) as progress:
-        waiting = asyncio.create_task(late_model(wish, Wanted(["gemma4:e4b"], "judge:7b"), said.append, progress, 0.01))
+        waiting = asyncio.create_task(
+            late_model(config, Wanted(["gemma4:e4b"], "judge:7b"), said.append, progress, 0.01)
+        )
         await asyncio.sleep(0)
         assert not said
         async with ScriptedModelServer(Script(models={"other": []}), port=port):
@@ -157,7 +159,7 @@ async def test_an_ollama_that_comes_later_is_given_what_it_lacks() -> None:
 async def test_while_the_demonstration_model_answers_an_ollama_that_comes_is_one_line_that_says_what_to_type() -> None:
     said: list[str] = []
     port = free_port()
-    waiting = asyncio.create_task(instead_of_demo(ModelWish(ollama_host=f"127.0.0.1:{port}"), said.append, 0.01))
+    waiting = asyncio.create_task(instead_of_demo(ModelConfig(ollama_host=f"127.0.0.1:{port}"), said.append, 0.01))
     async with ScriptedModelServer(port=port):
         await asyncio.wait_for(waiting, 60)
     (line,) = said
@@ -189,7 +191,7 @@ def test_the_gateway_is_told_whose_tools_are_started_with_it(monkeypatch: pytest
 
 
 async def test_another_backend_is_never_replaced_by_the_demonstration_model() -> None:
-    demo, notes, _ = await chosen(ModelWish(backend="openai", model="m", ollama_host=NOWHERE))
+    demo, notes, _ = await chosen(ModelConfig(backend="openai", model="m", ollama_host=NOWHERE))
     assert (demo, notes) == (False, "model m from the openai backend")
 
 
@@ -210,12 +212,12 @@ async def test_search_is_the_one_asked_for_then_the_configured_then_the_one_that
     loopback_gateway.play = play
     there, away = f"http://127.0.0.1:{loopback_gateway.port}", NOWHERE
     keys: dict[str, Any] = {"brave_api_key": "b", "tavily_api_key": "t"}
-    assert (await choose_search(SearchWish(provider="brave"), "mock")).provider == "mock"
-    assert (await choose_search(SearchWish(provider="brave", searxng_url=there), None)).note == "web search by brave"
-    assert (await choose_search(SearchWish(searxng_url=there, **keys), None)).provider == "searxng"
-    assert (await choose_search(SearchWish(searxng_url=away, **keys), None)).provider == "brave"
-    assert (await choose_search(SearchWish(searxng_url=away, tavily_api_key="t"), None)).provider == "tavily"
-    nothing = await choose_search(SearchWish(searxng_url=away), None)
+    assert (await choose_search(SearchConfig(provider="brave"), "mock")).provider == "mock"
+    assert (await choose_search(SearchConfig(provider="brave", searxng_url=there), None)).note == "web search by brave"
+    assert (await choose_search(SearchConfig(searxng_url=there, **keys), None)).provider == "searxng"
+    assert (await choose_search(SearchConfig(searxng_url=away, **keys), None)).provider == "brave"
+    assert (await choose_search(SearchConfig(searxng_url=away, tavily_api_key="t"), None)).provider == "tavily"
+    nothing = await choose_search(SearchConfig(searxng_url=away), None)
     assert nothing.provider is None
     assert nothing.note.startswith("no web search: SearXNG does not answer at http://127.0.0.1:9")
 
@@ -233,11 +235,11 @@ def test_one_process_per_participant_with_the_settings_handed_on() -> None:
 
 def test_mcp_is_started_where_the_settings_name_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert not McpWish.load("mcp").servers
+    assert not McpConfig.load("mcp").servers
     (tmp_path / "local2.yaml").write_text("mcp: {servers: {git: uvx mcp-server-git}, timeout: 5}")
-    assert McpWish.load("mcp").servers
+    assert McpConfig.load("mcp").servers
     monkeypatch.setenv("LOCAL2_MCP_SERVERS", '{"there": "https://example.com/mcp"}')
-    assert list(McpWish.load("mcp").servers) == ["there"]
+    assert list(McpConfig.load("mcp").servers) == ["there"]
     names = [spec.name for spec in participants(replace(OPTIONS, mcp=True), "redis://x", {}, None)]
     assert "mcp" in names
     assert "mcp" not in [spec.name for spec in participants(OPTIONS, "redis://x", {}, None)]

@@ -18,7 +18,7 @@ import pytest
 from support.redis_servers import kept_busy
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.cli.launch.leash import crew_lock
+from services.cli.launch.parent_death_pipe import stack_lock
 from services.cli.launch.run_lock import AlreadyRunning, run_lock, running_pid
 
 ROOT = Path(__file__).parents[4]
@@ -95,13 +95,13 @@ def started(folder: Path, data: Path, *modules: str) -> tuple[subprocess.Popen[s
             command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=folder, start_new_session=True
         )
     assert supervisor.stdout is not None
-    crew = [psutil.Process(int(pid)) for pid in supervisor.stdout.readline().split()]
-    assert len(crew) == len(modules) + 1, (folder / "log").read_text()
+    processes = [psutil.Process(int(pid)) for pid in supervisor.stdout.readline().split()]
+    assert len(processes) == len(modules) + 1, (folder / "log").read_text()
     until = time.monotonic() + 20
     while missing := [name for name in modules if not (folder / f"up-{name}").exists()]:
         assert time.monotonic() < until, missing
         time.sleep(0.02)
-    return supervisor, crew
+    return supervisor, processes
 
 
 def killed(supervisor: subprocess.Popen[str], *, group: bool = False) -> None:
@@ -116,37 +116,39 @@ def killed(supervisor: subprocess.Popen[str], *, group: bool = False) -> None:
 
 @pytest.mark.parametrize("group", [False, True], ids=["alone", "with its process group"])
 def test_after_kill_9_of_the_supervisor_its_processes_end_in_order(folder: Path, group: bool) -> None:
-    supervisor, crew = started(folder, folder / "data", "tidy")
+    supervisor, processes = started(folder, folder / "data", "tidy")
     # nothing else watches over them: what is killed with the supervisor makes no difference
-    assert {child.pid for child in psutil.Process(supervisor.pid).children(recursive=True)} == {c.pid for c in crew}
+    assert {child.pid for child in psutil.Process(supervisor.pid).children(recursive=True)} == {
+        c.pid for c in processes
+    }
     killed(supervisor, group=group)
-    _, alive = psutil.wait_procs(crew, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []
     assert (folder / "tidied").exists()
     assert "Redis is now ready to exit" in (folder / "data/redis/redis.log").read_text().replace("Valkey", "Redis")
 
 
 def test_processes_that_are_deaf_for_sigterm_end_too_and_so_does_a_redis_that_is(folder: Path) -> None:
-    supervisor, crew = started(folder, folder / "data", "deaf", "busy")
+    supervisor, processes = started(folder, folder / "data", "deaf", "busy")
     with kept_busy(EmbeddedRedis(folder / "data/redis").url):
         killed(supervisor)
-        assert psutil.wait_procs(crew, timeout=20)[1] == []
+        assert psutil.wait_procs(processes, timeout=20)[1] == []
 
 
 async def test_a_run_waits_for_what_is_left_of_an_earlier_one(folder: Path) -> None:
-    supervisor, crew = started(folder, folder / "data", "tidy")
+    supervisor, processes = started(folder, folder / "data", "tidy")
     said: list[str] = []
     killed(supervisor)
     async with run_lock(folder / "data", patience=30, say=said.append):
         assert (folder / "tidied").exists()
         # the system lets go of a lock a moment before the process is gone
-        assert psutil.wait_procs(crew, timeout=2)[1] == []
+        assert psutil.wait_procs(processes, timeout=2)[1] == []
     assert "processes of an earlier run" in said[0]
 
 
 async def test_what_does_not_end_is_named_and_not_run_beside(folder: Path) -> None:
-    supervisor, crew = started(folder, folder / "data", "tidy")
-    (frozen,) = [child for child in crew if "tidy" in child.cmdline()]
+    supervisor, processes = started(folder, folder / "data", "tidy")
+    (frozen,) = [child for child in processes if "tidy" in child.cmdline()]
     frozen.suspend()
     killed(supervisor)
     with pytest.raises(AlreadyRunning, match=rf"end them with: kill -9 {frozen.pid}, or"):
@@ -158,7 +160,7 @@ async def test_what_does_not_end_is_named_and_not_run_beside(folder: Path) -> No
     # nobody was left to end it
     with EmbeddedRedis(folder / "data/redis", reuse=True):
         pass
-    assert psutil.wait_procs(crew, timeout=10)[1] == []
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
 
 
 async def test_a_data_folder_belongs_to_one_run_at_a_time_whatever_path_leads_to_it(
@@ -224,13 +226,13 @@ async def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Pa
         await looker
 
 
-def test_who_starts_with_a_leash_that_is_cut_already_does_nothing(folder: Path) -> None:
+def test_child_of_an_ended_supervisor_does_nothing(folder: Path) -> None:
     held, ours = os.pipe()
     os.close(ours)
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "LOCAL2_LEASH": f"{held}:5:{folder}"}
-    command = [sys.executable, "-m", "services.cli.launch.leash", "tidy"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "LOCAL2_PARENT_DEATH_PIPE": f"{held}:5:{folder}"}
+    command = [sys.executable, "-m", "services.cli.launch.parent_death_pipe", "tidy"]
     # a stack that has taken over meanwhile
-    server, others = EmbeddedRedis(folder / "redis"), crew_lock(folder)
+    server, others = EmbeddedRedis(folder / "redis"), stack_lock(folder)
     others.share()
     with server:
         subprocess.run(command, env=env, cwd=folder, pass_fds=(held,), timeout=20, check=False)

@@ -1,4 +1,4 @@
-"""Keeps the embedded Redis server running, on the same URL, as long as the stack."""
+"""The supervision of the embedded Redis: a server that dies is started again, on the same URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.cli.launch.redis_servers import EmbeddedRedisError
 _LOOK = 0.1
 
 
-class RedisKeeper:
+class RedisSupervisor:
     def __init__(
         self,
         server: EmbeddedRedis,
@@ -26,7 +26,7 @@ class RedisKeeper:
         self._say = say
         self._backoff = backoff or Backoff()
         self._stopping = asyncio.Event()
-        # A start that nobody waits for any more goes on in its thread: the stop must come after it.
+        # A cancelled start goes on in its thread; the stop must come after it.
         self._turn = threading.Lock()
         self.starts = 0
 
