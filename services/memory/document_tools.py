@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from services.memory.documents import Documents, Found, TooManyUploads
+from services.memory.documents import Documents, Found
+from services.memory.transfer import FileEndpoint, TooManyUploads
 from shared.contracts import ToolRequest
 from shared.errors import ToolError
 from shared.participant.files import BUSY
@@ -40,26 +41,21 @@ class DocumentsManage(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    op: Literal["upload", "open", "list", "get", "delete", "delete_user", "search", "users"]
+    op: Literal["endpoint", "list", "get", "delete", "delete_user", "search", "users"]
     id: str = ""
     ids: list[str] | None = Field(default=None, max_length=_MOST_IDS)
-    name: str = Field(default="file", max_length=1_000)
-    type: str = Field(default="", max_length=200)
-    keep_seconds: float | None = Field(default=None, gt=0)
-    added: int | None = Field(default=None, ge=0, lt=2**53)
-    text: bool = False
-    wait: float = Field(default=0.0, ge=0, le=60)
+    upload: bool = False
     query: str = Field(default="", max_length=4_000)
     limit: int = Field(default=100, ge=1, le=500)
     cursor: int | None = None
 
 
 class DocumentTools:
-    def __init__(self, documents: Documents) -> None:
+    def __init__(self, documents: Documents, endpoint: FileEndpoint) -> None:
         self._documents = documents
+        self._endpoint = endpoint
         self._ops: dict[str, Callable[[DocumentsManage, str], Awaitable[dict[str, Any]]]] = {
-            "upload": self._upload,
-            "open": self._open,
+            "endpoint": self._where,
             "list": self._list,
             "get": self._get,
             "delete": self._delete,
@@ -85,18 +81,13 @@ class DocumentTools:
         except OSError as exc:
             raise ToolError(f"unavailable: the folder of documents cannot be used: {exc.strerror or exc}") from exc
 
-    async def _upload(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
-        try:
-            return {"url": self._documents.upload(user_id, args.name, args.type, args.keep_seconds, args.added)}
-        except TooManyUploads as exc:
-            raise ToolError(f"{BUSY}{exc}") from exc
-
-    async def _open(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
-        opened = await self._documents.open(user_id, args.id, text=args.text, wait=args.wait)
-        if opened is None:
-            return {"found": False}
-        file, url = opened
-        return {"found": True, "file": file.shown(), "url": url}
+    async def _where(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
+        if args.upload:
+            try:
+                self._endpoint.announce(user_id)
+            except TooManyUploads as exc:
+                raise ToolError(f"{BUSY}{exc}") from exc
+        return {"url": self._endpoint.url, "token": self._endpoint.token}
 
     async def _list(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
         library = self._documents.library

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import imagesize
 
@@ -17,18 +16,18 @@ from services.memory.blobs import BlobsAway
 from services.memory.chunks import chunked, whole
 from services.memory.document_reader import DocumentReader
 from services.memory.embedding import Embedder
-from services.memory.formats import HEAD, IMAGES, KINDS, TYPES, FileRefused, clean_name, kind_of
+from services.memory.formats import HEAD, IMAGES, KINDS, TYPES, FileRefused, kind_of
+from services.memory.incoming import Incoming
 from services.memory.keeper import Hook
 from services.memory.library import Bare, Library, LibraryFull, Limits
 from services.memory.passages import File, Passage
 from services.memory.ranking import min_score_for
 from services.memory.settings import DocumentSettings, MemorySettings
-from services.memory.transfer import Get, Incoming, Put, Transfer
 from services.memory.vectors import NO_VECTOR, Space
 from shared.bus.keys import DOCUMENT_VECTORS
 from shared.contracts import MEMORY_READ, MemoryRead, Outgoing
 from shared.envelope import Message
-from shared.errors import Local2Error, TransientError
+from shared.errors import TransientError
 from shared.participant.background import retry_while_transient
 from shared.participant.service import Context
 from shared.telemetry.logging import get_logger
@@ -56,10 +55,6 @@ class _Elsewhere(Exception):
     """Vectors are made in another space by now, or by another replica."""
 
 
-class TooManyUploads(Local2Error):
-    """Another file can be taken when one of the user's has come."""
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """A passage with its relevance (0…1)."""
@@ -74,14 +69,12 @@ class Documents:
         context: Context[MemorySettings],
         library: Library,
         reader: DocumentReader,
-        transfer: Transfer,
         embedder: Embedder,
         fault: Hook,
     ) -> None:
         self._context = context
         self.library = library
         self._reader = reader
-        self._transfer = transfer
         self._embedder = embedder
         self._fault = fault
         # files that wait to be read, by user, as far as this replica knows; those that are being read
@@ -96,24 +89,6 @@ class Documents:
         return self._context.settings.documents
 
     # ── taking in ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def upload(
-        self, user_id: str, name: str, mime: str, keep_seconds: float | None = None, added: int | None = None
-    ) -> str:
-        """An address that takes one file of the user. `name` and `mime` count where the file comes without. Raises
-        TooManyUploads."""
-        if self._transfer.uploads(user_id) >= self.settings.max_uploads:
-            raise TooManyUploads(
-                f"{self.settings.max_uploads} files of yours are on their way already: try again when one has come"
-            )
-
-        async def take(incoming: Incoming) -> tuple[int, dict[str, Any]]:
-            file, new = await self.take(
-                user_id, incoming, clean_name(incoming.name or name), incoming.type or mime, keep_seconds, added
-            )
-            return 201 if new else 200, file.shown()
-
-        return self._transfer.grant(Put(user_id, self.library.fresh(), self.settings.max_file_bytes, take))
 
     async def take(
         self, user_id: str, incoming: Incoming, name: str, mime: str, keep_seconds: float | None, added: int | None
@@ -359,20 +334,20 @@ class Documents:
         fitting = ranked(passages, least_similarity_for(self._embedder.using))
         return (fitting if only is None else filled(fitting, passages))[:most]
 
-    async def open(self, user_id: str, id: str, *, text: bool, wait: float) -> tuple[File, str] | None:
-        """The user's file and an address that gives its bytes or, when it has been read, its text as a whole."""
+    async def content(self, user_id: str, id: str, *, text: bool, wait: float) -> tuple[File, Path | bytes] | None:
+        """Return the user's file with its bytes, or with its text as a whole.
+
+        text: the text, which is waited for `wait` seconds if it has not been read. None: the file is not there.
+        """
         file = await (self.settled(user_id, id, wait) if text else asyncio.to_thread(self.library.file, user_id, id))
         if file is None:
             return None
-        content: Path | bytes
         if text:
-            content = whole(await asyncio.to_thread(self.library.text, user_id, file)).encode()
-        else:
-            try:
-                content = await asyncio.to_thread(self.library.content, user_id, file)
-            except FileNotFoundError:
-                return None
-        return file, self._transfer.grant(Get(content))
+            return file, whole(await asyncio.to_thread(self.library.text, user_id, file)).encode()
+        try:
+            return file, await asyncio.to_thread(self.library.content, user_id, file)
+        except FileNotFoundError:
+            return None
 
 
 def embedded(bare: Bare) -> str:

@@ -5,8 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A file as it has come, at `path`. name, type: as its sender calls it; '' where it does not say."""
+
+    path: Path
+    name: str
+    type: str
+    digest: str
 
 
 def created(path: Path) -> BinaryIO:

@@ -35,7 +35,7 @@ from services.memory.rerank import CrossEncoder, ModelReranker
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
 from services.memory.tools import MemoryTools
-from services.memory.transfer import open_transfer
+from services.memory.transfer import open_endpoint
 from shared.contracts import (
     CRITIQUE_RESULT,
     MEMORY_CLASSIFY,
@@ -101,14 +101,13 @@ def builder(fault: Hook = no_fault) -> Any:
             gathering = await stack.enter_async_context(open_gathering(keeper.put, pace))
             ingest = Ingest(context, keeper, gathering, embedder, Classifier(context, model))
             tools = MemoryTools(context, keeper, recall, embedder)
-            transfer = await stack.enter_async_context(
-                open_transfer(settings.files_host, settings.files_port, settings.redis_url, settings.files_address)
-            )
             library = await asyncio.to_thread(_library, settings)
-            documents = Documents(context, library, DocumentReader(), transfer, embedder, fault)
+            documents = Documents(context, library, DocumentReader(), embedder, fault)
+            place = (settings.files_host, settings.files_port, settings.redis_url, settings.files_address)
+            endpoint = await stack.enter_async_context(open_endpoint(documents, *place))
             retention = Retention(context, kinds(keeper, library), queries(context.bus))
             manage = Manage(context, keeper, recall, embedder, tools, retention)
-            offered = [*tools.tools(), *DocumentTools(documents).tools(), clock(context), manage.tool()]
+            offered = [*tools.tools(), *DocumentTools(documents, endpoint).tools(), clock(context), manage.tool()]
 
             @contextlib.asynccontextmanager
             async def same(_settings: MemorySettings) -> AsyncIterator[Sequence[Tool[Any]]]:

@@ -1,7 +1,7 @@
 """Files between the memory and other participants: over HTTP, because the bus carries ids only.
 
-Whoever may ask the memory over the bus is given an address that works once, within a minute, for one file; there is
-nothing else to be had here, and no other key.
+The endpoint needs a bearer token. Each replica has one of its own, new at each start; an operation on the bus returns
+it, with the address, to participants alone. The participant names the user, as in every operation on the bus.
 """
 
 from __future__ import annotations
@@ -9,177 +9,202 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import secrets
 import socket
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-import orjson
 import uvicorn
+from pydantic import BaseModel, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
 
 from services.memory.blobs import BlobsAway
-from services.memory.formats import FileRefused
-from services.memory.incoming import created
+from services.memory.formats import FileRefused, clean_name
+from services.memory.incoming import Incoming, created
 from shared.bus.endpoint import Endpoint
-from shared.errors import SettingsError
+from shared.errors import Local2Error, SettingsError
 from shared.participant.background import supervised_tasks
+from shared.participant.files import ABOUT_HEADER
 from shared.telemetry.logging import get_logger
+
+if TYPE_CHECKING:
+    from services.memory.documents import Documents
 
 log = get_logger()
 
-SECONDS = 60.0
-_MOST_GRANTS = 1_000
+# Seconds of silence after which an upload is given up.
+_SILENCE = 60.0
 _PIECE = 1_048_576
 # Of a form: the names and headers round its file.
 _MOST_HEADERS = 16_384
+# Connections of all participants at once.
+_MOST_CONNECTIONS = 256
+_STATUS = {"too_large": 413, "quota_exceeded": 413, "unsupported_type": 415, "wrong_type": 415}
+
+_User = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """A file as it has come, at `path`. `name` and `type`: as its sender calls it; '' where it does not say."""
-
-    path: Path
-    name: str
-    type: str
-    digest: str
+class TooManyUploads(Local2Error):
+    """A user has too many uploads in progress; another one can begin when one has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
-    """The address takes a file of the user's, of at most `most` bytes, to `path`; `take` says what became of it, as
-    JSON."""
-
-    user_id: str
-    path: Path
-    most: int
-    take: Callable[[Incoming], Awaitable[tuple[int, dict[str, Any]]]]
+class _Upload(BaseModel):
+    user_id: _User
+    name: str = Field(default="file", max_length=1_000)
+    keep_seconds: float | None = Field(default=None, gt=0)
+    added: int | None = Field(default=None, ge=0, lt=2**53)
 
 
-@dataclass(frozen=True, slots=True)
-class Get:
-    """The address gives these bytes, or those of a file."""
+class _Wanted(BaseModel):
+    user_id: _User
+    text: bool = False
+    wait: float = Field(default=0.0, ge=0, le=60)
 
-    content: Path | bytes
 
+class FileEndpoint:
+    """`POST /files` takes a file of a user, `GET /files/{id}` gives its bytes or its text.
 
-class Transfer:
-    """`url`: where other participants find it."""
+    url: where other participants find it. token: what they send with each request.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, documents: Documents) -> None:
         self.url = ""
-        self._grants: dict[str, tuple[Put | Get, float]] = {}
+        self.token = secrets.token_urlsafe(32)
+        self._documents = documents
         self._coming: Counter[str] = Counter()
+        # By user: until when (loop time) each upload that was announced may begin.
+        self._announced: defaultdict[str, deque[float]] = defaultdict(deque)
+        routes = [Route("/files", self._add, methods=["POST"]), Route("/files/{id}", self._fetch, methods=["GET"])]
+        self.app = Starlette(routes=routes)
 
-    def uploads(self, user_id: str) -> int:
-        """How many files of the user are on their way, or about to be sent."""
-        now = asyncio.get_running_loop().time()
-        granted = [what for what, until in self._grants.values() if until > now]
-        return self._coming[user_id] + sum(isinstance(what, Put) and what.user_id == user_id for what in granted)
+    def announce(self, user_id: str) -> None:
+        """Count an upload as in progress before it begins, for a minute. Raises TooManyUploads.
 
-    def grant(self, what: Put | Get) -> str:
-        """An address for it."""
-        now = asyncio.get_running_loop().time()
-        self._grants = {token: one for token, one in self._grants.items() if one[1] > now}
-        if len(self._grants) >= _MOST_GRANTS:
-            del self._grants[next(iter(self._grants))]
-        token = secrets.token_urlsafe(32)
-        self._grants[token] = (what, now + SECONDS)
-        return f"{self.url}/{token}"
+        A sender that streams a body reads no refusal before the body's end.
+        """
+        self._check_uploads(user_id)
+        self._announced[user_id].append(asyncio.get_running_loop().time() + _SILENCE)
 
-    def _taken(self, token: str) -> Put | Get | None:
-        what, until = self._grants.pop(token, (None, 0.0))
-        return what if until > asyncio.get_running_loop().time() else None
+    def _check_uploads(self, user_id: str) -> None:
+        waiting, now = self._announced[user_id], asyncio.get_running_loop().time()
+        while waiting and waiting[0] <= now:
+            waiting.popleft()
+        count = self._coming[user_id] + len(waiting)
+        if not waiting:
+            del self._announced[user_id]
+        if count >= (most := self._documents.settings.max_uploads):
+            raise TooManyUploads(f"{most} files of yours are on their way already: try again when one has come")
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As an ASGI application."""
-        what = self._taken(scope["path"].removeprefix("/")) if scope["type"] == "http" else None
-        match what, scope.get("method"):
-            case Put(), "POST":
-                assert isinstance(what, Put)
-                self._coming[what.user_id] += 1
-                try:
-                    answer = await _put(what, scope, receive)
-                finally:
-                    self._coming[what.user_id] -= 1
-                    self._coming += Counter()
-                await _answer(send, *answer)
-            case Get(), "GET":
-                assert isinstance(what, Get)
-                await _get(what, send)
-            case _:
-                await _answer(send, 404, _error("not_found", "this address is no longer good: ask for another one"))
+    async def _add(self, request: Request) -> Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        try:
+            wanted = _Upload.model_validate(dict(request.query_params))
+        except ValidationError as exc:
+            return _error(422, "invalid_request", str(exc.errors()[0]["msg"]))
+        if announced := self._announced.get(wanted.user_id):
+            announced.popleft()
+        try:
+            self._check_uploads(wanted.user_id)
+        except TooManyUploads as exc:
+            return _error(429, "too_many_uploads", str(exc))
+        self._coming[wanted.user_id] += 1
+        try:
+            return await self._taken(request, wanted)
+        finally:
+            self._coming[wanted.user_id] -= 1
+            self._coming += Counter()
+
+    async def _taken(self, request: Request, wanted: _Upload) -> Response:
+        path, most = self._documents.library.fresh(), self._documents.settings.max_file_bytes
+        try:
+            # Keep the lock until the file is taken: a process that starts meanwhile must not remove it as abandoned.
+            with await asyncio.to_thread(created, path) as file:
+                incoming = await _received(request, path, file, most)
+                found, new = await self._documents.take(
+                    wanted.user_id, incoming, clean_name(incoming.name or wanted.name), incoming.type,
+                    wanted.keep_seconds, wanted.added,
+                )  # fmt: skip
+                return JSONResponse(found.shown(), 201 if new else 200)
+        except FileRefused as exc:
+            # The server discards what is still on its way, so that the sender reads the answer.
+            return _error(_STATUS.get(exc.code, 422), exc.code, str(exc))
+        except BlobsAway as exc:
+            return _error(503, "memory_unavailable", str(exc))
+        except (ClientDisconnect, TimeoutError):
+            return _error(400, "bad_request", "the connection closed before the file was complete")
+        except OSError as exc:
+            return _folder_away(exc)
+        finally:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def _fetch(self, request: Request) -> Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        try:
+            wanted = _Wanted.model_validate(dict(request.query_params))
+        except ValidationError as exc:
+            return _error(422, "invalid_request", str(exc.errors()[0]["msg"]))
+        id = request.path_params["id"]
+        try:
+            found = await self._documents.content(wanted.user_id, id, text=wanted.text, wait=wanted.wait)
+            if found is None:
+                return _error(404, "not_found", f"there is no such file: {id[:100]}")
+            file, content = found
+            about = {ABOUT_HEADER: json.dumps(file.shown())}
+            if isinstance(content, bytes):
+                return Response(content, headers=about)
+            return FileResponse(content, headers=about, stat_result=await asyncio.to_thread(content.stat))
+        except BlobsAway as exc:
+            return _error(503, "memory_unavailable", str(exc))
+        except FileNotFoundError:
+            return _error(404, "not_found", "the file is not there any more")
+        except OSError as exc:
+            return _folder_away(exc)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """Return the answer to a request without this replica's token."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and secrets.compare_digest(token.encode(), self.token.encode()):
+            return None
+        return _error(401, "unauthorized", "the token is not this replica's: ask memory for its address again")
 
 
-def _error(code: str, message: str) -> dict[str, Any]:
-    return {"error": {"code": code, "message": message}}
+def _error(status: int, code: str, message: str) -> Response:
+    return JSONResponse({"error": {"code": code, "message": message}}, status)
 
 
-async def _answer(send: Any, status: int, body: dict[str, Any]) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
-    await send({"type": "http.response.body", "body": orjson.dumps(body)})
+def _folder_away(exc: OSError) -> Response:
+    return _error(503, "memory_unavailable", f"the folder of documents cannot be used: {exc.strerror or exc}")
 
 
-async def _get(what: Get, send: Any) -> None:
-    try:
-        content = what.content if isinstance(what.content, bytes) else await asyncio.to_thread(what.content.open, "rb")
-    except OSError:
-        await _answer(send, 404, _error("not_found", "the file is not there any more"))
-        return
-    with contextlib.ExitStack() as stack:
-        if isinstance(content, bytes):
-            size, read = len(content), None
-        else:
-            stack.enter_context(content)
-            size, read = content.seek(0, 2), content.read
-            content.seek(0)
-        length = (b"content-length", str(size).encode())
-        await send({"type": "http.response.start", "status": 200, "headers": [length]})
-        while read is not None and (piece := await asyncio.to_thread(read, _PIECE)):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"" if read is not None else content})
-
-
-async def _put(what: Put, scope: Any, receive: Any) -> tuple[int, dict[str, Any]]:
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    body = _Body(receive)
-    try:
-        # Keep the lock until `take` returns: a process that starts meanwhile must not remove the file as abandoned.
-        with await asyncio.to_thread(created, what.path) as file:
-            incoming = await _received(what, file, headers.get("content-type", ""), body)
-            return await what.take(incoming)
-    except FileRefused as exc:
-        # what is still on its way is read: a sender that is not heard to the end hears no answer
-        with contextlib.suppress(ConnectionError):
-            async for _ in body.pieces():
-                pass
-        status = {"too_large": 413, "quota_exceeded": 413, "unsupported_type": 415, "wrong_type": 415}
-        return status.get(exc.code, 422), _error(exc.code, str(exc))
-    except BlobsAway as exc:
-        return 503, _error("memory_unavailable", str(exc))
-    except ConnectionError:
-        return 400, _error("bad_request", "the connection closed before the file was complete")
-    except OSError as exc:
-        return 503, _error("memory_unavailable", f"the folder of documents cannot be used: {exc.strerror or exc}")
-    finally:
-        await asyncio.to_thread(what.path.unlink, missing_ok=True)
-
-
-async def _received(what: Put, file: BinaryIO, content_type: str, body: _Body) -> Incoming:
-    """Raises FileRefused, ConnectionError."""
-    kind, options = parse_options_header(content_type)
+async def _received(request: Request, path: Path, file: BinaryIO, most: int) -> Incoming:
+    """Write the file in a request to the disk. Raises FileRefused, ClientDisconnect, TimeoutError after a silence."""
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
     form = _Form(options.get(b"boundary", b"")) if kind == b"multipart/form-data" else None
+    too_large = FileRefused("too_large", f"the file has more than {most} bytes, the most that one may have")
+    if form is None and int(request.headers.get("content-length", 0)) > most:
+        raise too_large
     digest, size, waiting = hashlib.sha256(), 0, bytearray()
-    async for piece in body.pieces():
+    pieces = request.stream()
+    while True:
+        async with asyncio.timeout(_SILENCE):
+            piece = await anext(pieces, None)
+        if piece is None:
+            break
         data = form.feed(piece) if form else piece
         size += len(data)
-        if size > what.most:
-            raise FileRefused("too_large", f"the file has more than {what.most} bytes, the most that one may have")
+        if size > most:
+            raise too_large
         digest.update(data)
         waiting += data
         if len(waiting) > _PIECE:
@@ -188,30 +213,9 @@ async def _received(what: Put, file: BinaryIO, content_type: str, body: _Body) -
     await asyncio.to_thread(file.write, bytes(waiting))
     await asyncio.to_thread(file.flush)
     if form is None:
-        return Incoming(what.path, "", kind.decode("latin-1"), digest.hexdigest())
+        return Incoming(path, "", kind.decode("latin-1"), digest.hexdigest())
     form.end()
-    return Incoming(what.path, form.name, form.type, digest.hexdigest())
-
-
-class _Body:
-    """A request's body, piece by piece. Raises ConnectionError when it ends early or a minute passes in silence."""
-
-    def __init__(self, receive: Any) -> None:
-        self._receive = receive
-        self._more = True
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """What has not been given yet."""
-        while self._more:
-            try:
-                async with asyncio.timeout(SECONDS):
-                    message = await self._receive()
-            except TimeoutError as exc:
-                raise ConnectionError from exc
-            if message["type"] == "http.disconnect":
-                raise ConnectionError
-            self._more = bool(message.get("more_body"))
-            yield message.get("body", b"")
+    return Incoming(path, form.name, form.type, digest.hexdigest())
 
 
 class _Form:
@@ -304,10 +308,15 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def open_transfer(host: str, port: int, redis_url: str, address: str | None = None) -> AsyncIterator[Transfer]:
-    """Listens until the block ends. `address`: what others find it by; None: where it listens, or this host's address
-    on the way to Redis when it listens everywhere. Raises SettingsError."""
-    transfer = Transfer()
+async def open_endpoint(
+    documents: Documents, host: str, port: int, redis_url: str, address: str | None = None
+) -> AsyncIterator[FileEndpoint]:
+    """Listen until the block ends.
+
+    address: what others find it by; None: where it listens, or this host's address on the way to Redis when it listens
+    everywhere. Raises SettingsError.
+    """
+    endpoint = FileEndpoint(documents)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -324,10 +333,11 @@ async def open_transfer(host: str, port: int, redis_url: str, address: str | Non
     everywhere = host.strip("[]") in ("0.0.0.0", "::")
     own = (await asyncio.to_thread(towards, redis_url)) if everywhere else host.strip("[]")
     place = f"[{own}]" if ":" in own else own
-    transfer.url = f"http://{address or f'{place}:{taken}'}"
+    endpoint.url = f"http://{address or f'{place}:{taken}'}"
     config = uvicorn.Config(
-        transfer, lifespan="off", ws="none", access_log=False, log_config=None, server_header=False, date_header=False,
-        timeout_keep_alive=5, timeout_graceful_shutdown=1,
+        endpoint.app, http="h11", lifespan="off", ws="none", access_log=False, log_config=None, log_level="error",
+        server_header=False, date_header=False, limit_concurrency=_MOST_CONNECTIONS, timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
     )  # fmt: skip
 
     async def serve() -> None:
@@ -341,7 +351,7 @@ async def open_transfer(host: str, port: int, redis_url: str, address: str | Non
 
     with listener:
         async with supervised_tasks(files=serve):
-            yield transfer
+            yield endpoint
 
 
 def towards(redis_url: str) -> str:

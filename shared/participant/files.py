@@ -1,15 +1,17 @@
 """Files at the memory, for other participants: asked for over the bus, brought and fetched over HTTP.
 
-The memory gives an address for each file that works once; what is on the bus is the file's id and that address.
+An operation on the bus returns the address of a memory's endpoint and its token.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from shared.errors import Local2Error
 from shared.participant.tool_client import Caller, ToolClient, Trail
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     import httpx
 
 OPERATION = "documents_manage"
-# What a refusal begins with that is over in a moment.
+# The prefix of a refusal that a later retry may not meet.
 BUSY = "busy: "
+# The header of a fetched file with its facts, as JSON in ASCII.
+ABOUT_HEADER = "X-File"
 # Seconds for one operation on the bus, and of silence on the way of a file.
 _SECONDS = 30.0
 
@@ -96,12 +100,12 @@ class Files:
         by itself; None: never. added: when it came, in ms; None: now. Raises FilesUnavailable, FilesRefused, and what
         reading `body` raises.
         """
-        granted = await self.operate(
-            user_id, op="upload", name=name, type=content_type[:200], keep_seconds=keep_seconds, added=added
-        )
-        headers = {"content-type": content_type or "application/octet-stream"}
+        url, headers = await self._endpoint(user_id, upload=True)
+        headers["Content-Type"] = content_type or "application/octet-stream"
+        asked = {"user_id": user_id, "name": name, "keep_seconds": keep_seconds, "added": added}
+        params = {key: value for key, value in asked.items() if value is not None}
         with _on_the_way("brought"):
-            response = await self._http.post(granted["url"], content=body, headers=headers)
+            response = await self._http.post(f"{url}/files", params=params, content=body, headers=headers)
         if response.is_success:
             return response.status_code == 201, response.json()
         raise _refusal(response)
@@ -113,15 +117,20 @@ class Files:
         """What is known of a file, and the answer that brings it: its bytes, or its text as a whole once it has been
         read, which is waited for so many seconds. Raises FilesUnavailable, FilesRefused (404 for what is not the
         user's)."""
-        found = await self.operate(user_id, op="open", id=id, text=text, wait=wait)
-        if not found["found"]:
-            raise FilesRefused(404, "not_found", f"there is no such file: {id[:100]}")
+        url, headers = await self._endpoint(user_id)
+        path = f"{url}/files/{quote(id, safe='')}"
+        params: dict[str, Any] = {"user_id": user_id, "text": text, "wait": wait}
         with _on_the_way("fetched"):
-            async with self._http.stream("GET", found["url"]) as response:
+            async with self._http.stream("GET", path, params=params, headers=headers) as response:
                 if not response.is_success:
                     await response.aread()
                     raise _refusal(response)
-                yield found["file"], response
+                yield json.loads(response.headers[ABOUT_HEADER]), response
+
+    async def _endpoint(self, user_id: str, *, upload: bool = False) -> tuple[str, dict[str, str]]:
+        """Return the address of a memory's endpoint, and the headers that it needs."""
+        found = await self.operate(user_id, op="endpoint", upload=upload)
+        return found["url"], {"Authorization": f"Bearer {found['token']}"}
 
     async def fetch(self, user_id: str, id: str, *, text: bool = False, wait: float = 0.0) -> Fetched:
         """The same as a whole."""
@@ -142,7 +151,9 @@ def _on_the_way(done: str) -> Iterator[None]:
         raise FilesUnavailable(why, unknown=done == "brought" and not refused) from exc
 
 
-def _refusal(response: httpx.Response) -> FilesRefused:
+def _refusal(response: httpx.Response) -> FilesRefused | FilesUnavailable:
+    if response.status_code == 401:
+        return FilesUnavailable("the memory has been started again; try again")
     try:
         error = response.json()["error"]
         return FilesRefused(response.status_code, str(error["code"]), str(error["message"]))

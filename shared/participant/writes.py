@@ -9,7 +9,6 @@ from shared.errors import ToolError
 from shared.participant.tool import OUTCOME_UNKNOWN
 
 UNAVAILABLE = "unavailable: "
-# `upload` of documents is not one: it only grants an address, to which the caller sends the file.
 _WRITES: Mapping[str, frozenset[str]] = {
     "memory": frozenset({"delete", "delete_session", "delete_user", "import", "topic_put", "topic_delete"}),
     "documents": frozenset({"delete", "delete_user"}),

@@ -390,11 +390,11 @@ async def test_a_file_is_read_though_the_clock_of_the_bus_goes_forward_meanwhile
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a fail-over to another host, behind the question's deadline, and while the file is still being read."""
-    opening = Documents.open
+    reading = Documents.content
 
     async def slowly(*args: Any, **kept: Any) -> Any:
         await asyncio.sleep(0.5)
-        return await opening(*args, **kept)
+        return await reading(*args, **kept)
 
     async def later(files: Files, *args: Any) -> dict[str, Any]:
         bus = files._tools._context.bus
@@ -410,7 +410,7 @@ async def test_a_file_is_read_though_the_clock_of_the_bus_goes_forward_meanwhile
                 clock._leaps.pop()
                 clock._offset -= 3_600
 
-    monkeypatch.setattr(Documents, "open", slowly)
+    monkeypatch.setattr(Documents, "content", slowly)
     monkeypatch.setattr("services.generator.run.attached", later)
     async with user(site, "ute") as ute:
         file = await added(ute, NOTES, "notes.md")
@@ -755,10 +755,11 @@ async def test_upload_cut_off_by_a_death_is_removed_at_next_start(tmp_path: Path
         async with ScriptedModelServer(()) as model, asking(url, tmp_path, model) as client:
             with replica("memory", url, tmp_path, model.url) as dying:
                 await announced(url, "memory")
-                answer = await client.operated("documents_manage", op="upload", name="notes.md")
-                address = urlsplit(answer.data["url"])
+                endpoint = (await client.operated("documents_manage", op="endpoint")).data
+                address, key = urlsplit(endpoint["url"]), f"Authorization: Bearer {endpoint['token']}\r\n"
                 _, writer = await asyncio.open_connection(address.hostname, address.port)
-                writer.write(f"POST {address.path} HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n".encode())
+                head = f"POST /files?user_id=ann HTTP/1.1\r\nHost: x\r\n{key}Content-Length: 3000000\r\n\r\n"
+                writer.write(head.encode())
                 writer.write(b"a secret, " * 200_000)
                 await writer.drain()
                 await eventually(lambda: any(one.stat().st_size for one in incoming.iterdir()), 20, "bytes have come")
@@ -816,7 +817,7 @@ async def test_a_memory_that_is_killed_while_it_takes_a_file_in_loses_nothing(tm
                 await eventually(nothing_left, 60, "no entry is waiting any more")
 
 
-async def test_an_address_of_the_memory_works_once(site: Site, server_url: str) -> None:
+async def test_file_endpoint_opens_to_its_token_alone(site: Site, server_url: str) -> None:
     from shared.participant.files import open_files
     from shared.participant.service import open_context
     from shared.participant.settings import Settings
@@ -827,12 +828,14 @@ async def test_an_address_of_the_memory_works_once(site: Site, server_url: str) 
         open_files(ToolClient(context)) as files,
         httpx.AsyncClient(trust_env=False, verify=False) as http,
     ):
-        _, file = await files.add("uwe", b"only once", name="a.txt")
-        granted = (await files.operate("uwe", op="open", id=file["id"]))["url"]
-        assert (await http.get(granted)).content == b"only once"
-        for again in (granted, granted.rpartition("/")[0] + "/", granted + "x"):
-            assert (await http.get(again)).status_code == 404
-        upload = (await files.operate("uwe", op="upload", name="b.txt"))["url"]
-        # an address for bringing is none for fetching, and then none at all
-        assert [(await http.get(upload)).status_code, (await http.post(upload, content=b"x")).status_code] == [404, 404]
-        await asyncio.sleep(0)
+        _, file = await files.add("uwe", b"for some only", name="a.txt")
+        endpoint = await files.operate("uwe", op="endpoint")
+        url, params = f"{endpoint['url']}/files/{file['id']}", {"user_id": "uwe"}
+        for token, status in (("x", 401), (endpoint["token"][:-1], 401), (endpoint["token"], 200)):
+            answer = await http.get(url, params=params, headers={"Authorization": f"Bearer {token}"})
+            assert answer.status_code == status
+        assert answer.content == b"for some only"
+        # The token is on no stream that others read.
+        with redis.Redis.from_url(server_url) as raw:
+            streams = [key for key in raw.scan_iter(_type="stream") if b":inbox:" not in key]
+            assert not [key for key in streams if endpoint["token"].encode() in str(raw.xrange(key)).encode()]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import orjson
+import httpx
 import pytest
+from support.waiting import eventually
 
 from services.memory.blobs import BlobsAway
 from services.memory.chunks import Block, Chunk
 from services.memory.document_text import DocumentText
-from services.memory.documents import Documents, TooManyUploads
+from services.memory.documents import Documents
 from services.memory.library import Library, Limits
 from services.memory.passages import File
-from services.memory.transfer import Transfer
+from services.memory.transfer import FileEndpoint, TooManyUploads
 from services.memory.vectors import Space, Vector
 from shared.contracts import MemoryRead
 from shared.errors import TransientError
@@ -63,7 +66,7 @@ class Embedder:
 class House:
     def __init__(self, folder: Path) -> None:
         self.library = Library(folder)
-        self.reader, self.embedder, self.transfer = Reader(), Embedder(), Transfer()
+        self.reader, self.embedder = Reader(), Embedder()
         settings = SimpleNamespace(
             documents=SimpleNamespace(chunk=800, max_uploads=2, max_file_bytes=100, max_files=9, max_total_bytes=999),
             embed_batch=2,
@@ -71,7 +74,7 @@ class House:
         context: Any = SimpleNamespace(
             settings=settings, bus=SimpleNamespace(publish=self._publish, now_ms=lambda: 1), replica="r"
         )
-        parts: Any = (context, self.library, self.reader, self.transfer, self.embedder, lambda _step: None)
+        parts: Any = (context, self.library, self.reader, self.embedder, lambda _step: None)
         self.documents = Documents(*parts)
         self.wishes: list[MemoryRead] = []
 
@@ -87,6 +90,15 @@ class House:
         file, _ = self.library.add(user, path, "a.txt", "text/plain", digest, read=True, expires=None, most=limits)
         await self.documents._wish([(user, file.id)])
         return SimpleNamespace(payload=MemoryRead(user_id=user, file_id=file.id))
+
+
+@contextlib.asynccontextmanager
+async def asking(documents: Documents) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the endpoint of files, with its token."""
+    endpoint = FileEndpoint(documents)
+    transport, headers = httpx.ASGITransport(endpoint.app), {"Authorization": f"Bearer {endpoint.token}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://memory", headers=headers) as http:
+        yield http
 
 
 @pytest.fixture
@@ -171,14 +183,6 @@ async def test_what_a_model_that_is_away_leaves_is_made_later(house: House) -> N
     assert [len(batch) for batch in house.embedder.batches] == [2, 2]
 
 
-async def test_an_address_that_nobody_uses_counts_as_a_file_on_its_way_for_a_while(house: House) -> None:
-    for _ in range(2):
-        house.documents.upload("ann", "a", "")
-    with pytest.raises(TooManyUploads, match="2 files of yours are on their way"):
-        house.documents.upload("ann", "a", "")
-    house.documents.upload("bob", "a", "")
-
-
 # ── the place of the files is away ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -220,30 +224,103 @@ async def test_a_file_that_cannot_be_put_away_is_refused_with_a_sentence(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(house.library._blobs, "keep", away)
-    address = house.documents.upload("ann", "a.txt", "text/plain")
-    body = [{"type": "http.request", "body": b"some text", "more_body": False}]
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return body.pop()
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    await house.transfer({"type": "http", "method": "POST", "path": address, "headers": []}, receive, send)
-    assert sent[0]["status"] == 503
-    error = orjson.loads(sent[1]["body"])["error"]
-    assert error == {"code": "memory_unavailable", "message": AWAY}
-    # nothing is left of it, and its place is free
+    async with asking(house.documents) as http:
+        answer = await http.post("/files", params={"user_id": "ann", "name": "a.txt"}, content=b"some text")
+        assert answer.status_code == 503
+        assert answer.json()["error"] == {"code": "memory_unavailable", "message": AWAY}
+    # nothing is left of it
     assert house.library.files("ann", 5) == []
     assert list(house.library.incoming.iterdir()) == []
-    assert house.transfer.uploads("ann") == 0
 
 
 async def test_a_file_whose_bytes_are_gone_is_not_there(house: House) -> None:
     wish = await house.add("ann", "ann 0")
     file = house.library.file("ann", wish.payload.file_id)
     assert file is not None
-    assert await house.documents.open("ann", file.id, text=False, wait=0) is not None
+    assert await house.documents.content("ann", file.id, text=False, wait=0) is not None
     house.library._blobs.drop(house.library._owner("ann"), file.hash)
-    assert await house.documents.open("ann", file.id, text=False, wait=0) is None
+    assert await house.documents.content("ann", file.id, text=False, wait=0) is None
+
+
+# ── the endpoint of files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer x", "Basic {token}", "Bearer {token}x", "Bearer é"])
+@pytest.mark.parametrize(("method", "path"), [("POST", "/files"), ("GET", "/files/file-1")])
+async def test_file_endpoint_refuses_a_request_without_its_token(
+    house: House, method: str, path: str, header: str | None
+) -> None:
+    endpoint, another = FileEndpoint(house.documents), FileEndpoint(house.documents)
+    assert endpoint.token != another.token
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(endpoint.app), base_url="http://memory") as http:
+        for token in (endpoint.token, another.token):
+            given = header.format(token=token).encode() if header is not None else None
+            headers = {"Authorization": given} if given is not None else {}
+            answer = await http.request(method, path, params={"user_id": "ann"}, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+        stale = {"Authorization": f"Bearer {another.token}"}
+        assert (await http.request(method, path, params={"user_id": "ann"}, headers=stale)).status_code == 401
+
+
+async def pieces(size: int) -> AsyncIterator[bytes]:
+    for _ in range(size):
+        yield b"x"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "params", "content", "status", "code"),
+    [
+        pytest.param("POST", "/files", {}, b"x", 422, "invalid_request", id="no user"),
+        pytest.param("POST", "/files", {"user_id": "ann"}, b"x" * 101, 413, "too_large", id="too large"),
+        pytest.param("POST", "/files", {"user_id": "ann"}, 101, 413, "too_large", id="too large, without a length"),
+        pytest.param(
+            "POST", "/files", {"user_id": "ann", "keep_seconds": "-1"}, b"", 422, "invalid_request", id="past"
+        ),
+        pytest.param("GET", "/files/file-1", {"user_id": "ann"}, b"", 404, "not_found", id="not there"),
+        pytest.param("GET", "/files/{id}", {"user_id": "bob"}, b"", 404, "not_found", id="another user's"),
+        pytest.param("GET", "/files/{id}", {"user_id": "ann", "wait": "900"}, b"", 422, "invalid_request", id="wait"),
+    ],
+)
+async def test_file_endpoint_refuses_with_code_and_sentence(
+    house: House, method: str, path: str, params: dict[str, str], content: bytes | int, status: int, code: str
+) -> None:
+    wish = await house.add("ann", "ann's")
+    async with asking(house.documents) as http:
+        body = content if isinstance(content, bytes) else pieces(content)
+        answer = await http.request(method, path.format(id=wish.payload.file_id), params=params, content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert list(house.library.incoming.iterdir()) == []
+
+
+async def test_file_endpoint_takes_some_files_of_a_user_at_once(house: House) -> None:
+    go = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"some "
+        await go.wait()
+        yield b"text"
+
+    async with asking(house.documents) as http:
+
+        async def add(user: str, body: AsyncIterator[bytes] | bytes) -> int:
+            return (await http.post("/files", params={"user_id": user, "name": "a.txt"}, content=body)).status_code
+
+        under_way = [asyncio.create_task(add("ann", slow())) for _ in range(2)]
+        await eventually(lambda: len(list(house.library.incoming.iterdir())) == 2)
+        assert (await add("ann", b"x"), await add("bob", b"x")) == (429, 201)
+        go.set()
+        assert sorted(await asyncio.gather(*under_way)) == [200, 201]
+        assert await add("ann", b"y") == 201
+
+
+async def test_announced_upload_counts_until_it_begins(house: House) -> None:
+    endpoint = FileEndpoint(house.documents)
+    for _ in range(2):
+        endpoint.announce("ann")
+    with pytest.raises(TooManyUploads, match="2 files of yours are on their way"):
+        endpoint.announce("ann")
+    endpoint.announce("bob")
+    headers = {"Authorization": f"Bearer {endpoint.token}"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(endpoint.app), base_url="http://m") as http:
+        assert (await http.post("/files", params={"user_id": "ann"}, content=b"x", headers=headers)).status_code == 201
+    endpoint.announce("ann")

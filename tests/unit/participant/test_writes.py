@@ -16,7 +16,7 @@ from shared.participant.writes import is_write, store_away
 # Of each participant: the operations that only read. A new operation is in neither list, and fails here.
 READS = {
     "memory": (MemoryManage, "search list get export topics topic_get stats embed retention"),
-    "documents": (DocumentsManage, "upload open list get search users"),
+    "documents": (DocumentsManage, "endpoint list get search users"),
     "knowledge": (KnowledgeManage, "list get entities graph export stats retention"),
     "reward": (
         RewardManage,
