@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from services.gateway.auth import UserDep
@@ -28,8 +28,16 @@ _LONGEST_SESSION = 64
 
 
 @router.post("/mcp", summary="The Model Context Protocol, over streamable HTTP", include_in_schema=False)
-async def mcp(request: Request, gateway: GatewayDep, user: UserDep, orphans: OrphansDep) -> Response:
-    _check_origin(gateway, request.headers.get("origin"))
+async def mcp(
+    request: Request,
+    gateway: GatewayDep,
+    user: UserDep,
+    orphans: OrphansDep,
+    origin: Annotated[str | None, Header()] = None,
+    mcp_session_id: Annotated[str, Header()] = "",
+    traceparent: Annotated[str | None, Header()] = None,
+) -> Response:
+    _check_origin(gateway, origin)
     read = JsonRequest(request.scope, request.receive)
     body = await read.body()
     try:
@@ -37,10 +45,10 @@ async def mcp(request: Request, gateway: GatewayDep, user: UserDep, orphans: Orp
     except orjson.JSONDecodeError as exc:
         raise ApiError(400, "bad_json", "the body could not be read as JSON") from exc
     message = message if isinstance(message, dict) else {}
-    session = request.headers.get(SESSION_HEADER, "")[:_LONGEST_SESSION]
+    session = mcp_session_id[:_LONGEST_SESSION]
     if message.get("method") == "notifications/cancelled":
         await _cancel(gateway, user, session, message.get("params"))
-    return _Answer(gateway, orphans, user, request, body, session, message)
+    return _Answer(gateway, orphans, user, traceparent, body, session, message)
 
 
 def _check_origin(gateway: Gateway, origin: str | None) -> None:
@@ -71,7 +79,7 @@ class _Answer(Response):
         gateway: Gateway,
         orphans: Orphans,
         user: Principal,
-        request: Request,
+        traceparent: str | None,
         body: bytes,
         session: str,
         message: dict[str, Any],
@@ -79,7 +87,7 @@ class _Answer(Response):
         self._gateway = gateway
         self._orphans = orphans
         self._user = user
-        self._traceparent = request.headers.get("traceparent")
+        self._traceparent = traceparent
         self._body = body
         self._session = session
         self._message = message
