@@ -18,7 +18,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load, open_session, opened
 from services.gateway.schemas import ChatSettings
-from services.gateway.versions import files_of_query, give_way, place
+from services.gateway.versions import branch_point, files_of_query, supersede
 from shared.bus.keys import once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived, persona_key
 from shared.records import lanes
@@ -143,7 +143,7 @@ async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
     if ask.instead_of is not None:
         # behind its acceptance, so that nothing is lost by a question that is refused
         async with gateway.reachable(extra=STEP):
-            await give_way(gateway, record, ask.instead_of)
+            await supersede(gateway, record, ask.instead_of)
     return record
 
 
@@ -238,7 +238,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
     elif ask.session_id is not None:
         session_id, known = await opened(gateway, origin.principal, ask.session_id, title)
         if ask.instead_of is not None:
-            after = await place(gateway, session_id, user, ask.instead_of)
+            after = await branch_point(gateway, session_id, user, ask.instead_of)
             if ask.attachments is None and known is not None:
                 ask = replace(ask, attachments=await files_of_query(gateway, known, ask.instead_of))
         elif known is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from services.gateway.errors import error_body, openai_code, openai_fields
-from services.gateway.telling import Broken, Ended, Said, Telling, step_of
+from services.gateway.telling import AppendOnlyStream, Completed, Failed, TextDelta, step_of
 from services.gateway.tool_forms import text_of_call
 from shared.records.journal import EntryType, JournalEntry
 
@@ -144,7 +144,7 @@ class Chunks:
         self._legacy = legacy
         self._custom = custom
         self._status = status
-        self._telling = Telling(whole=whole, steps=True)
+        self._telling = AppendOnlyStream(whole=whole, steps=True)
         self.done = False
 
     def opening(self) -> bytes:
@@ -158,21 +158,21 @@ class Chunks:
                 out.append(_event_of(entry))
             for said in self._telling.take(entry):
                 out.append(self._said(said))
-                self.done = not isinstance(said, Said)
+                self.done = not isinstance(said, TextDelta)
             self._model = self._telling.model or self._model
             if self.done:
                 break
         return b"".join(out)
 
-    def _said(self, said: Said | Ended | Broken) -> bytes:
+    def _said(self, said: TextDelta | Completed | Failed) -> bytes:
         match said:
-            case Said("thinking", text):
+            case TextDelta("thinking", text):
                 return self._chunk({"reasoning": text, "reasoning_content": text})
-            case Said(_, text):
+            case TextDelta(_, text):
                 return self._chunk({"content": text})
-            case Ended(value):
+            case Completed(value):
                 return self._end(value)
-            case Broken(code, message):
+            case Failed(code, message):
                 return self.broken(code, message)
 
     def broken(self, code: str, message: str) -> bytes:

@@ -34,7 +34,7 @@ from services.gateway.completions import citations, usage
 from services.gateway.dressing import undressed
 from services.gateway.errors import openai_code
 from services.gateway.records import QueryRecord
-from services.gateway.telling import Broken, Ended, Said, Telling
+from services.gateway.telling import AppendOnlyStream, Completed, Failed, TextDelta
 from services.gateway.tool_forms import Form, args_of_text, forms_of, full_name, offered, text_of_call
 from shared.contracts import ChatToolCall, ChatTurnMessage
 from shared.records.journal import JournalEntry
@@ -191,12 +191,13 @@ def query_of(name: str) -> str:
 class Answering:
     """A response as its journal tells it. `events` are OpenAI's; `shown` is the response so far.
 
-    repeated: what the response repeats of its request. whole: see `Telling`. after: events up to this number are known.
+    repeated: what the response repeats of its request. whole: see `AppendOnlyStream`. after: events up to this number
+    are known.
     """
 
     def __init__(self, record: QueryRecord, repeated: Mapping[str, Any], *, whole: bool, after: int = -1) -> None:
         self._name = record.query_id.replace("-", "_")
-        self._telling = Telling(whole=whole)
+        self._telling = AppendOnlyStream(whole=whole)
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._number = 0
@@ -242,11 +243,11 @@ class Answering:
             self.shown["status"] = "in_progress"
             for said in self._telling.take(entry):
                 match said:
-                    case Said(kind, text):
+                    case TextDelta(kind, text):
                         out += self._more("reasoning" if kind == "thinking" else "message", text)
-                    case Ended(value):
+                    case Completed(value):
                         out += self._end(value, cancelled=entry.type == "cancelled")
-                    case Broken(code, message):
+                    case Failed(code, message):
                         out.append(self.broken(code, message))
             self.shown["model"] = self._telling.model or self.shown["model"]
             if self.done:

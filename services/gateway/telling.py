@@ -1,4 +1,4 @@
-"""A journal as it is told to a client that cannot take anything back. Pure."""
+"""A journal for clients that can only append text: OpenAI's streams. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _MOST = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """More of what the model thinks, or says to the user."""
+class TextDelta:
+    """More text of the thinking or of the answer."""
 
     kind: Kind
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """What the terminal entry tells of an answer, or of one that was cancelled."""
+class Completed:
+    """The value of the terminal entry of an answer, complete or cancelled."""
 
     value: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class Failed:
     """Why there is no answer."""
 
     code: str
@@ -46,14 +46,14 @@ def step_of(entry: JournalEntry) -> str:
     return f"{value.get('tool')} {arguments if len(arguments) <= _MOST else arguments[:_MOST] + '…'}"
 
 
-class Telling:
-    """Takes a journal entry by entry; the same entries are always told the same way.
+class AppendOnlyStream:
+    """Turn journal entries, one by one, into text that is only appended. The same entries give the same text.
 
-    When a model call is started again, the new text is compared with what was told of that call, and only what goes
-    beyond it is told. What was said before a tool call and what is said after it are two paragraphs.
+    When a model call starts again, its new text is compared with the text that was sent, and only the rest is sent.
+    Texts before and after a tool call are two paragraphs.
 
-    whole: the text is told when it is complete, because it has to have a form that is looked at first.
-    steps: calls of the agent's own tools are told as lines of what it thinks.
+    whole: the answer is sent when it is complete, because its form is checked first.
+    steps: calls of the agent's own tools are sent as lines of the thinking.
     """
 
     def __init__(self, *, whole: bool = False, steps: bool = False) -> None:
@@ -66,7 +66,7 @@ class Telling:
         self._any: set[Kind] = set()
         self._gap: set[Kind] = set()
 
-    def take(self, entry: JournalEntry) -> Iterator[Said | Ended | Broken]:
+    def take(self, entry: JournalEntry) -> Iterator[TextDelta | Completed | Failed]:
         if b'"persona"' in entry.data and "persona" in entry.value():
             # what the committee says among itself is not the answer
             return
@@ -86,31 +86,31 @@ class Telling:
                 before = "\n\n" if "thinking" in self._any else ""
                 self._any.add("thinking")
                 self._gap.add("thinking")
-                yield Said("thinking", before + step_of(entry))
+                yield TextDelta("thinking", before + step_of(entry))
             case EntryType.RESTARTED:
                 self._restart(entry.valid_until())
             case EntryType.COMPLETED | EntryType.CANCELLED:
                 value = entry.value()
                 if "answer" not in self._any and (text := str(value.get("answer") or "")):
-                    yield Said("answer", text)
-                yield Ended(value)
+                    yield TextDelta("answer", text)
+                yield Completed(value)
             case EntryType.FAILED:
                 value = entry.value()
-                yield Broken(str(value.get("code", "internal")), str(value.get("message", "the query failed")))
+                yield Failed(str(value.get("code", "internal")), str(value.get("message", "the query failed")))
             case _:
                 pass
 
-    def _more(self, kind: Kind, entry: JournalEntry) -> Iterator[Said]:
+    def _more(self, kind: Kind, entry: JournalEntry) -> Iterator[TextDelta]:
         text = entry.text()
         self._told.append((order(entry.id), kind, text))
-        text = self._beyond(kind, text)
+        text = self._new_suffix(kind, text)
         if not text or (self._whole and kind == "answer"):
             return
         if kind in self._gap:
             self._gap.discard(kind)
             text = f"\n\n{text}"
         self._any.add(kind)
-        yield Said(kind, text)
+        yield TextDelta(kind, text)
 
     def _restart(self, after: tuple[int, int]) -> None:
         self._again.clear()
@@ -120,8 +120,8 @@ class Telling:
         }
         self._told = [told for told in self._told if told[0] <= after]
 
-    def _beyond(self, kind: Kind, text: str) -> str:
-        """The part of a text that was not told yet."""
+    def _new_suffix(self, kind: Kind, text: str) -> str:
+        """Return the part of a text that was not sent yet."""
         known = self._replayed.get(kind, "")
         if not known:
             return text

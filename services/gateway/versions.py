@@ -1,8 +1,7 @@
-"""A question that takes the place of another one of its session: where it stands, and what becomes of the other.
+"""A question that replaces another one of its session.
 
-The same words again are a further version: both stay in the session, each with what was said behind it, and the model
-goes on from the newer one. Other words are a correction: what was said before in its place leaves the session, and
-everything that came of it.
+The same words again are a further version: both stay in the session, each with its later turns, and the model goes on
+from the newer one. Other words are a correction: the other question leaves the session, with its later turns.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def parents(turns: Sequence[Turn]) -> dict[str, str]:
     return found
 
 
-def in_its_place(turns: Sequence[Turn], query_id: str) -> list[str]:
-    """A turn with its versions, and everything that was said behind one of them; nothing where it is no turn."""
+def replacements_of(turns: Sequence[Turn], query_id: str) -> list[str]:
+    """Return a turn with its versions and all their later turns; [] for an unknown turn."""
     known = parents(turns)
     if query_id not in known:
         return []
@@ -67,8 +66,8 @@ def tip_of(turns: Sequence[Turn], query_id: str) -> str | None:
     return max(behind, key=order)
 
 
-async def place(gateway: Gateway, session_id: str, user_id: str, instead_of: str) -> str:
-    """After which query that one stands whose place is to be taken. Raises ApiError 404 and BusUnavailable."""
+async def branch_point(gateway: Gateway, session_id: str, user_id: str, instead_of: str) -> str:
+    """Return the id of the query before the one that is replaced. Raises ApiError 400, 404 and BusUnavailable."""
     if not is_query_id(instead_of):
         raise ApiError(400, "bad_query_id", "instead_of must be the id of a query, like 1700000000000-0")
     asked = await _asked(gateway, session_id, user_id, instead_of)
@@ -102,10 +101,12 @@ async def _asked(gateway: Gateway, session_id: str, user_id: str, query_id: str)
     return (found.query, found.after or before(query_id)) if found else None
 
 
-async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> None:
-    """Stops what was asked from there on and is not answered, and removes what was said in other words, also when that
-    has given way already to another question, which stands there since. A repeat changes nothing. Raises
-    BusUnavailable."""
+async def supersede(gateway: Gateway, record: QueryRecord, instead_of: str) -> None:
+    """Cancel the unanswered queries from the replaced one on, and remove the turns that had other words.
+
+    A turn that another question has replaced meanwhile is found by its successor. A repeat changes nothing. Raises
+    BusUnavailable.
+    """
     bus, session_id = gateway.bus, record.session_id
     between = (order(instead_of), order(record.query_id))
     waiting = [one for one in await lanes.unfinished(bus, session_id, "A") if between[0] <= order(one) < between[1]]
@@ -126,7 +127,7 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
     # the question itself may be answered by now, and stands in that place too
     turns = [one for one in await gateway.sessions.every_turn(session_id) if order(one.query_id) < between[1]]
     there = [one.query_id for one in turns if one.after and one.after == record.after and normal(one.query) != said]
-    gone = in_its_place(turns, next(iter(there), instead_of))
+    gone = replacements_of(turns, next(iter(there), instead_of))
     # questions without an answer, in its place or behind it
     listed = {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     listed |= (await read_unanswered(bus, session_id)).keys()

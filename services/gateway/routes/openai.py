@@ -41,7 +41,7 @@ from services.gateway.shapes.openai import (
     ResponseObject,
 )
 from services.gateway.sse import KEEP_ALIVE, EventStream, heard
-from services.gateway.telling import Said, Telling
+from services.gateway.telling import AppendOnlyStream, TextDelta
 from shared.bus.keys import journal_key
 from shared.records.journal import JournalEntry, pages
 
@@ -261,12 +261,12 @@ async def create_chat_completion(
 
 async def _thought(gateway: Gateway, record: QueryRecord) -> str:
     """What a stream tells of the agent's thoughts and steps."""
-    telling, thought = Telling(steps=True), []
+    telling, thought = AppendOnlyStream(steps=True), []
     async with gateway.reachable():
         async for entries in pages(gateway.bus, journal_key(record.query_id, "A")):
             for entry in entries:
                 told = telling.take(entry)
-                thought += [one.text for one in told if isinstance(one, Said) and one.kind == "thinking"]
+                thought += [one.text for one in told if isinstance(one, TextDelta) and one.kind == "thinking"]
     return "".join(thought)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from services.gateway.telling import Said, Telling
+from services.gateway.telling import AppendOnlyStream, TextDelta
 from shared.records.journal import EntryType, JournalEntry
 
 
@@ -13,9 +13,9 @@ def entry(number: int, kind: EntryType, **data: object) -> JournalEntry:
 
 
 def thoughts(*entries: JournalEntry, steps: bool = True) -> str:
-    telling = Telling(steps=steps)
+    telling = AppendOnlyStream(steps=steps)
     told = [said for one in entries for said in telling.take(one)]
-    return "".join(said.text for said in told if isinstance(said, Said) and said.kind == "thinking")
+    return "".join(said.text for said in told if isinstance(said, TextDelta) and said.kind == "thinking")
 
 
 def test_a_step_stands_between_the_thoughts_before_and_after_it() -> None:

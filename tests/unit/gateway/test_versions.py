@@ -13,7 +13,7 @@ from services.gateway import versions
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from services.gateway.records import QueryRecord
-from services.gateway.versions import give_way, in_its_place, parents, place, tip_of
+from services.gateway.versions import branch_point, parents, replacements_of, supersede, tip_of
 from shared.bus.keys import cancel_key, lane_key, queries_key, record_key, steps_key
 from shared.contracts import QUERY_FORGET, QUERY_RECEIVED
 from shared.envelope import Envelope
@@ -51,10 +51,10 @@ def test_a_conversation_is_each_turn_with_the_one_before_it(after: str | None, e
 
 
 def test_a_question_takes_its_versions_and_what_came_after_them_along() -> None:
-    assert in_its_place(TREE, "4-0") == ["2-0", "3-0", "4-0", "5-0", "6-0"]
-    assert in_its_place(TREE, "6-0") == ["3-0", "6-0"]
-    assert in_its_place(TREE, "1-0") == [one.query_id for one in TREE]
-    assert in_its_place(TREE, "9-0") == []
+    assert replacements_of(TREE, "4-0") == ["2-0", "3-0", "4-0", "5-0", "6-0"]
+    assert replacements_of(TREE, "6-0") == ["3-0", "6-0"]
+    assert replacements_of(TREE, "1-0") == [one.query_id for one in TREE]
+    assert replacements_of(TREE, "9-0") == []
 
 
 def test_the_conversation_that_was_continued_last_is_shown_of_a_version() -> None:
@@ -106,7 +106,7 @@ async def test_a_question_takes_the_place_of_a_turn_of_one_under_way_or_of_one_w
         await recorded(gateway, query_id, after="3-0" if query_id == "5-0" else "")
     await unanswered(gateway, "6-0")
     await unanswered(gateway, "7-0", after="1-0")
-    found = [await place(gateway, "s", "ann", f"{n}-0") for n in (2, 4, 5, 6, 7)]
+    found = [await branch_point(gateway, "s", "ann", f"{n}-0") for n in (2, 4, 5, 6, 7)]
     assert found == ["1-9999999999", "1-5", "3-0", "5-9999999999", "1-0"]
 
 
@@ -116,7 +116,7 @@ async def test_no_question_takes_the_place_of_one_that_is_not_its_users_in_this_
     await recorded(gateway, "6-0", user_id="bob")
     for query_id, wanted in (("5-0", "not_found"), ("6-0", "not_found"), ("8-0", "not_found"), ("x", "bad_query_id")):
         with pytest.raises(ApiError) as refused:
-            await place(gateway, "s", "ann", query_id)
+            await branch_point(gateway, "s", "ann", query_id)
         assert (refused.value.status_code, refused.value.code) == (400 if query_id == "x" else 404, wanted)
 
 
@@ -146,7 +146,7 @@ async def cancelled(gateway: Gateway, numbers: Iterable[int], how: bytes = b"1")
 async def test_the_same_words_stop_what_waits_behind_them_and_remove_nothing(gateway: Gateway) -> None:
     await opened(gateway, turn(3), turn(5, after=3))
     await waiting(gateway, "2-0", "4-0", "6-0", "7-0", "8-0", "9-0")
-    await give_way(gateway, record("8-0", "  q3 "), "3-0")
+    await supersede(gateway, record("8-0", "  q3 "), "3-0")
     assert await cancelled(gateway, range(1, 10)) == [4, 6, 7]
     assert await left(gateway) == (["3-0", "5-0"], ["2-0", "4-0", "6-0", "7-0", "8-0", "9-0"])
 
@@ -157,7 +157,7 @@ async def test_what_waits_behind_a_question_that_has_given_way_meanwhile_is_take
     monkeypatch.setattr(versions, "STOPPING", 0.05)
     await opened(gateway, turn(3), turn(5, after=3))
     await waiting(gateway, "2-0", "4-0", "6-0", "8-0", "9-0")
-    await give_way(gateway, record("8-0", "other"), "4-0")
+    await supersede(gateway, record("8-0", "other"), "4-0")
     assert await cancelled(gateway, range(1, 10), b"taken back") == [4, 6]
     assert await left(gateway) == (["3-0", "5-0"], ["2-0", "8-0", "9-0"])
 
@@ -177,7 +177,7 @@ async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_no
     await waiting(gateway, "8-0")
     await recorded(gateway, "8-0")
     await recorded(gateway, "3-0", query="q3")
-    await give_way(gateway, record("10-0"), "3-0")
+    await supersede(gateway, record("10-0"), "3-0")
     # what does not stop in time is taken back, and what is kept of it goes with its answer
     assert await cancelled(gateway, range(1, 13), b"taken back") == [3, 4, 5, 6, 7, 8]
     assert await left(gateway) == (["2-0", "10-0", "12-0"], ["1-0", "10-0", "11-0", "2-0"])
@@ -187,7 +187,7 @@ async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_no
     records = [("EXISTS", record_key(f"{n}-0")) for n in (1, 3, 6, 8, 10)]
     assert await gateway.bus.link.pipe(records) == [1, 0, 0, 1, 1]
     # a repeat finds nothing more
-    await give_way(gateway, record("10-0"), "3-0")
+    await supersede(gateway, record("10-0"), "3-0")
     assert len(await gateway.bus.range(QUERY_FORGET.stream)) == 1
     assert await cancelled(gateway, range(1, 13), b"taken back") == [3, 4, 5, 6, 7, 8]
 
@@ -196,7 +196,7 @@ async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_no
 async def test_of_two_that_take_one_place_at_once_the_later_one_stands(words: str, gateway: Gateway) -> None:
     # 3 has given way to 6 before 9, which takes its place too, has looked for it
     await opened(gateway, turn(2), turn(6, after=2), turn(7))
-    await give_way(gateway, record("9-0", words, after="2-5"), "3-0")
+    await supersede(gateway, record("9-0", words, after="2-5"), "3-0")
     # the same words are a further version
     assert (await left(gateway))[0] == (["2-0"] if words == "other" else ["2-0", "6-0", "7-0"])
 
@@ -204,7 +204,7 @@ async def test_of_two_that_take_one_place_at_once_the_later_one_stands(words: st
 async def test_a_question_without_an_answer_gives_way_too(gateway: Gateway) -> None:
     await opened(gateway, turn(2))
     await unanswered(gateway, "7-0")
-    await give_way(gateway, record("10-0", "other words"), "7-0")
+    await supersede(gateway, record("10-0", "other words"), "7-0")
     (told,) = await gateway.bus.range(QUERY_FORGET.stream)
     assert QUERY_FORGET.decode(Envelope.parse(QUERY_FORGET.name, *told)).queries == ["7-0"]
     assert (await left(gateway))[0] == ["2-0"]
@@ -225,7 +225,7 @@ async def test_an_answer_that_ends_just_before_it_is_taken_back_leaves_with_its_
         await take_back(self, query_ids)
 
     monkeypatch.setattr(Sessions, "take_back", ending)
-    await give_way(gateway, record("9-0", "other"), "3-0")
+    await supersede(gateway, record("9-0", "other"), "3-0")
     assert await left(gateway) == (["2-0"], ["9-0"])
     assert await gateway.bus.link.call("EXISTS", record_key("3-0")) == 0
 
@@ -251,6 +251,6 @@ async def test_what_had_been_written_of_an_answer_leaves_with_its_question(
 
     async with asyncio.timeout(60):
         # the new question is in the lane as well, and nobody waits for that
-        await asyncio.gather(give_way(gateway, record("9-0", "other"), "3-0"), stopping())
+        await asyncio.gather(supersede(gateway, record("9-0", "other"), "3-0"), stopping())
     assert (await left(gateway))[0] == ["2-0"]
     assert await gateway.bus.link.call("EXISTS", record_key("3-0")) == 0
