@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, Field, SecretStr
 
 from shared.errors import SettingsError
+from shared.llm.defaults import embedding_model
 from shared.llm.settings import BackendSettings, JudgeSettings, RespondentModel
-from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings
 
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from services.memory.ranking import Weights
 from shared.llm.courtesy import CourtesySettings
+from shared.llm.defaults import embedding_model
 from shared.llm.settings import BackendSettings
-from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings, kept_days
 
 

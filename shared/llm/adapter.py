@@ -39,7 +39,7 @@ from shared.llm.port import (
     ThinkingDelta,
     ToolCall,
 )
-from shared.llm.printed import PrintedCall, tool_name
+from shared.llm.printed_calls import PrintedCall, tool_name
 from shared.llm.tool_schemas import without_references
 from shared.llm.toolcalls import arguments_of, text_of, trouble_with
 from shared.telemetry.logging import get_logger

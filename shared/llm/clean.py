@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import cached_property
 
 from shared.llm.port import TextDelta, ThinkingDelta
-from shared.llm.printed import Offered, PrintedCall
+from shared.llm.printed_calls import Offered, PrintedCall
 from shared.llm.weighing import (
     CALL_MARKERS,
     ENDS,

@@ -44,7 +44,7 @@ def open_chat_model(
 
             wire = OllamaWire(base_url, api_key, keep_alive, ca_file)
         case "openai":
-            from shared.llm.compatible import CompatibleWire
+            from shared.llm.openai_or_ollama import CompatibleWire
 
             wire = CompatibleWire(base_url, api_key, keep_alive, ca_file)
         case "google_genai":

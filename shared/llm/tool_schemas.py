@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from shared.llm.notation import DEEPEST
+from shared.llm.lenient_literals import DEEPEST
 
 # Repetitions of a schema inside itself; below them it allows anything. The first number with which the schema stays
 # within its bound is used: a prompt has no room for schemas that grow.

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from shared.llm.notation import DEEPEST, value_at
+from shared.llm.lenient_literals import DEEPEST, value_at
 
 
 def arguments_of(value: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.llm.printed import CALL_KEYS, Found, Offered, PrintedCall, read_calls
+from shared.llm.printed_calls import CALL_KEYS, Found, Offered, PrintedCall, read_calls
 
 # Of a call in a channel of gpt-oss.
 _CHANNEL_ENDS = ("<|call|>", "<|end|>", "<|return|>")

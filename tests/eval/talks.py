@@ -35,7 +35,7 @@ from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
 from shared.bus import Bus
 from shared.llm.clean import Cleaner, asks_for_code
-from shared.llm.printed import PrintedCall
+from shared.llm.printed_calls import PrintedCall
 from shared.records.journal import EntryType
 from shared.telemetry.logging import configure
 

@@ -11,7 +11,7 @@ from support.printed_forms import OFFERED
 
 from shared.llm.clean import HELD_CHARS, Cleaner, thought_calls
 from shared.llm.port import TextDelta, ThinkingDelta
-from shared.llm.printed import Offered, PrintedCall
+from shared.llm.printed_calls import Offered, PrintedCall
 from shared.llm.weighing import CUT_OFF, UNREADABLE
 
 # Each kind of text with what it must become: (text, thinking, calls).

@@ -11,9 +11,9 @@ import pytest
 from support.loopback import listening
 
 from shared.errors import ModelError
+from shared.llm.defaults import embedding_model
 from shared.llm.factory import Backend, open_embedding_model
 from shared.llm.port import AccessRefused, ModelOverloaded, NotOffered
-from shared.llm.usual import embedding_model
 from shared.llm.vectors import unit_vectors
 
 BACKENDS: tuple[Backend, ...] = ("ollama", "openai", "google_genai")

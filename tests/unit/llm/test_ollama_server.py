@@ -288,7 +288,7 @@ async def test_others_are_asked_by_openais_protocol(answers: dict[str, Any]) -> 
 
 
 async def test_an_ollama_that_comes_late_behind_v1_is_found_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.llm.compatible._ASK_AGAIN", 0.0)
+    monkeypatch.setattr("shared.llm.openai_or_ollama._ASK_AGAIN", 0.0)
     async with ScriptedOllama() as reserved:
         port = int(reserved.url.rpartition(":")[2])
     model = open_chat_model("openai", base_url=f"http://127.0.0.1:{port}/v1")

@@ -13,7 +13,7 @@ from support.printed_forms import FORMS, OFFERED, PROSE, Printed
 
 from shared.llm.clean import Cleaner, asks_for_code
 from shared.llm.port import TextDelta, ThinkingDelta
-from shared.llm.printed import PrintedCall
+from shared.llm.printed_calls import PrintedCall
 
 Result = tuple[str, str, list[tuple[str, dict[str, object], str | None]]]
 PAGE = Path(__file__).parents[3] / "docs" / "model-servers.md"

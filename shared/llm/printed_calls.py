@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.llm.notation import UnfinishedError, arguments_at, value_at
+from shared.llm.lenient_literals import UnfinishedError, arguments_at, value_at
 from shared.llm.toolcalls import arguments_of
 
 # Tools on offer: their names with the JSON schemas of their parameters.

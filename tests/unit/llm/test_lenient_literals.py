@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.llm.notation import UnfinishedError, arguments_at, value_at
+from shared.llm.lenient_literals import UnfinishedError, arguments_at, value_at
 
 WORDS = st.text(alphabet='abc {}[],:é"\n', max_size=10)
 VALUES = st.recursive(
