@@ -329,7 +329,7 @@ class _Answer:
         self._model = request.model
         self._loops = LoopWatch(patient=lambda: asks_to_repeat(_question(request)))
         self._thinking_loops = LoopWatch()
-        self._held_since: float | None = None
+        self._buffered_since: float | None = None
         self._thoughts: list[str] = []
         self._ids: set[str] = set()
         # Blank text before the answer; None once the answer has begun. A continued answer may begin with blank lines.
@@ -360,7 +360,7 @@ class _Answer:
                     completion_tokens=tokens_of(event.completion_tokens),
                     model=text_of(event.model) if isinstance(event.model, str) else self._model,
                 )
-        yield from self._shown(self._let_go())
+        yield from self._shown(self._flush())
 
     def stopped(self) -> Iterator[Delta]:
         """The rest, after the model was stopped; no Finish when there was nothing but thoughts."""
@@ -378,14 +378,14 @@ class _Answer:
             # parsers that wait for the end of thoughts take an answer without any for one
             yield from self._shown(iter((TextDelta(thoughts),)))
 
-    def _let_go(self) -> Iterator[Piece]:
+    def _flush(self) -> Iterator[Piece]:
         """What has been kept back for too long because it may be a call."""
-        if not self._cleaner.holding:
-            self._held_since = None
-        elif self._held_since is None:
-            self._held_since = time.monotonic()
-        elif time.monotonic() - self._held_since > HELD_SECONDS:
-            yield from self._cleaner.let_go()
+        if not self._cleaner.is_buffering:
+            self._buffered_since = None
+        elif self._buffered_since is None:
+            self._buffered_since = time.monotonic()
+        elif time.monotonic() - self._buffered_since > HELD_SECONDS:
+            yield from self._cleaner.flush()
 
     def _shown(self, pieces: Iterator[Piece]) -> Iterator[Delta]:
         for piece in pieces:

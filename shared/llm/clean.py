@@ -10,21 +10,21 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from functools import cached_property
 
-from shared.llm.port import TextDelta, ThinkingDelta
-from shared.llm.printed_calls import Offered, PrintedCall
-from shared.llm.weighing import (
+from shared.llm.call_detection import (
     CALL_MARKERS,
     ENDS,
     Calls,
+    Context,
     Ending,
-    More,
-    Prose,
-    Scene,
+    NeedMore,
+    NotACall,
     Verdict,
+    classify_line,
+    classify_marked,
     opens_line,
-    weigh_line,
-    weigh_marked,
 )
+from shared.llm.port import TextDelta, ThinkingDelta
+from shared.llm.printed_calls import Offered, PrintedCall
 
 Piece = TextDelta | ThinkingDelta | PrintedCall
 
@@ -119,8 +119,8 @@ class Cleaner:
         self._ask = asked
         self._structured = structured
         self._held = ""  # not yet known to be text: perhaps the beginning of a marker or of a call
-        self._weighed = 0  # how much was held when it was weighed last; 0: nothing is being weighed
-        self._open = More()  # the verdict that left it open
+        self._examined = 0  # how much was held when it was weighed last; 0: nothing is being weighed
+        self._open = NeedMore()  # the verdict that left it open
         self._thought = ""  # the marker of the thought that we are inside of
         self._lost = False  # inside a call that was longer than any may be
         self._last = ""  # the last character of text
@@ -143,13 +143,13 @@ class Cleaner:
         return _merged(self._scan("length" if cut else "stop"))
 
     @property
-    def holding(self) -> bool:
+    def is_buffering(self) -> bool:
         """Whether text is kept back that may still be meant for the user."""
-        return self._weighed > 0 and not self._open.certain
+        return self._examined > 0 and not self._open.certain
 
-    def let_go(self) -> Iterator[Piece]:
+    def flush(self) -> Iterator[Piece]:
         """What is kept back, as text: nobody should wait for it any longer."""
-        if self.holding:
+        if self.is_buffering:
             yield self._text(len(self._held))
 
     def _scan(self, ending: Ending) -> Iterator[Piece]:
@@ -198,7 +198,7 @@ class Cleaner:
             yield self._text(at)
             return True
         if line == 0 and not marker:
-            return (yield from self._settle(self._weigh("", ending)))
+            return (yield from self._settle(self._classify("", ending)))
         if marker and self._last and self._last in _QUOTES:
             yield self._text(len(marker))
         elif marker in _THOUGHTS:
@@ -207,7 +207,7 @@ class Cleaner:
         elif marker in _CHANNELS:
             return (yield from self._at_channel(marker, ending))
         elif marker in CALL_MARKERS:
-            return (yield from self._settle(self._weigh(marker, ending)))
+            return (yield from self._settle(self._classify(marker, ending)))
         elif marker:
             self._take(len(marker))
         return bool(marker)
@@ -216,9 +216,9 @@ class Cleaner:
         header, message, _ = self._held[len(marker) :].partition(_MESSAGE)
         complete = bool(message) and len(header) <= _HEADER_CHARS
         if not complete and not ending and len(header) <= _HEADER_CHARS + len(_MESSAGE):
-            return (yield from self._settle(More(certain=True)))
+            return (yield from self._settle(NeedMore(certain=True)))
         if complete and "to=" in header:
-            return (yield from self._settle(self._weigh(marker, ending)))
+            return (yield from self._settle(self._classify(marker, ending)))
         self._take(len(marker) + (len(header) + len(message) if complete else 0))
         if complete and "analysis" in header:
             self._thought = "<|channel|>"
@@ -234,30 +234,30 @@ class Cleaner:
                         return line.start(1)
         return len(self._held)
 
-    def _weigh(self, marker: str, ending: Ending) -> Verdict:
+    def _classify(self, marker: str, ending: Ending) -> Verdict:
         held = len(self._held)
         # a long candidate is not read again for every character of it
-        if not ending and self._weighed > _READ_ALWAYS and held * 8 < self._weighed * 9:
+        if not ending and self._examined > _READ_ALWAYS and held * 8 < self._examined * 9:
             return self._open
         too_long = held > HELD_CHARS and not ending
-        scene = Scene(self._offered, self._asked, not self._spoken, _EXAMPLE.search(self._said) is not None)
+        context = Context(self._offered, self._asked, not self._spoken, _EXAMPLE.search(self._said) is not None)
         if marker:
             sure = marker in _CHANNELS or (self._blank and not self._asked)
-            verdict = weigh_marked(self._held, marker, scene, "length" if too_long else ending, sure=sure)
+            verdict = classify_marked(self._held, marker, context, "length" if too_long else ending, sure=sure)
         elif too_long and not self._open.certain:
-            return Prose(held)
+            return NotACall(held)
         else:
-            verdict = weigh_line(self._held, scene, "length" if too_long else ending)
+            verdict = classify_line(self._held, context, "length" if too_long else ending)
         self._lost = too_long and isinstance(verdict, Calls)
         return verdict
 
     def _settle(self, verdict: Verdict) -> Generator[Piece, None, bool]:
         """Acts on a verdict; whether the rest of what is held can be looked at."""
         match verdict:
-            case More():
-                self._weighed, self._open = len(self._held), verdict
+            case NeedMore():
+                self._examined, self._open = len(self._held), verdict
                 return False
-            case Prose(end):
+            case NotACall(end):
                 yield self._text(end)
             case Calls(calls, end):
                 self._take(end)
@@ -267,7 +267,7 @@ class Cleaner:
 
     def _take(self, end: int) -> str:
         taken, self._held = self._held[:end], self._held[end:]
-        self._weighed, self._open = 0, More()
+        self._examined, self._open = 0, NeedMore()
         return taken
 
     def _text(self, end: int) -> TextDelta:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.printed_forms import OFFERED
 
+from shared.llm.call_detection import CUT_OFF, UNREADABLE
 from shared.llm.clean import HELD_CHARS, Cleaner, thought_calls
 from shared.llm.port import TextDelta, ThinkingDelta
 from shared.llm.printed_calls import Offered, PrintedCall
-from shared.llm.weighing import CUT_OFF, UNREADABLE
 
 # Each kind of text with what it must become: (text, thinking, calls).
 Part = tuple[str, str, str, tuple[tuple[str, dict[str, object]], ...]]
@@ -201,22 +201,22 @@ def test_ends_of_turns_are_no_text() -> None:
 def test_text_is_not_held_back_longer_than_it_can_be_a_call() -> None:
     cleaner = Cleaner(OFFERED)
     assert list(cleaner.feed('{"na')) == []
-    assert cleaner.holding
+    assert cleaner.is_buffering
     assert list(cleaner.feed('tion": "')) == [TextDelta('{"nation": "')]
-    assert not cleaner.holding
+    assert not cleaner.is_buffering
 
 
 def test_what_may_be_a_call_is_let_go_when_it_takes_too_long() -> None:
     cleaner = Cleaner(OFFERED)
     assert list(cleaner.feed('{"name": "Ada')) == []
-    assert list(cleaner.let_go()) == [TextDelta('{"name": "Ada')]
+    assert list(cleaner.flush()) == [TextDelta('{"name": "Ada')]
     assert list(cleaner.feed('", "arguments": {}}')) == [TextDelta('", "arguments": {}}')]
     assert list(cleaner.finish()) == []
 
 
 def test_what_is_a_call_for_certain_is_not_let_go() -> None:
     cleaner = Cleaner(OFFERED)
-    begun = [*cleaner.feed('{"name": "web_search", "arguments": {"qu'), *cleaner.let_go()]
+    begun = [*cleaner.feed('{"name": "web_search", "arguments": {"qu'), *cleaner.flush()]
     assert begun == []
     assert [*cleaner.feed('ery": "x"}}'), *cleaner.finish()] == [X]
 

@@ -83,7 +83,7 @@ _NAMED = re.compile(r"[\"'](?:name|tool_name|function|tool)[\"']\s*:\s*[\"']([\w
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Context:
     """Where a candidate stands.
 
     asked: the question asks for text of this kind. first: nothing was said before it. example: what was said just
@@ -97,14 +97,14 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class More:
+class NeedMore:
     """More text has to come. `certain`: it is a call, whatever comes."""
 
     certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Prose:
+class NotACall:
     """The candidate is text, so far at least."""
 
     end: int
@@ -116,10 +116,10 @@ class Calls:
     end: int
 
 
-Verdict = More | Prose | Calls
+Verdict = NeedMore | NotACall | Calls
 
 
-def weigh_marked(text: str, marker: str, scene: Scene, ending: Ending, *, sure: bool) -> Verdict:
+def classify_marked(text: str, marker: str, context: Context, ending: Ending, *, sure: bool) -> Verdict:
     """The verdict on text that begins with a marker of calls.
 
     sure: where it stands, nobody would merely talk about the marker.
@@ -127,27 +127,27 @@ def weigh_marked(text: str, marker: str, scene: Scene, ending: Ending, *, sure: 
     start = 0 if marker in _WITHIN else len(marker)
     looks = True if start == 0 else _begins_call(text[start:])
     if looks is None and not ending:
-        return More(certain=sure)
+        return NeedMore(certain=sure)
     if not looks and not sure:
-        return Prose(len(marker))
+        return NotACall(len(marker))
     for stop, closer in _each(text, start, CALL_MARKERS.get(marker, _CHANNEL_ENDS)):
         end = stop + len(closer)
         region = text[: stop if start else end][start:]
-        found = read_calls(region, 0, scene.offered, marked=True, cut=True)
+        found = read_calls(region, 0, context.offered, marked=True, cut=True)
         if found.unfinished:
             continue  # the closer may stand inside of an argument
         if found.calls and not region[found.end :].strip():
             return Calls(found.calls, end)
-        return Calls([_unreadable(region, scene.offered)], end) if sure else Prose(len(marker))
+        return Calls([_unreadable(region, context.offered)], end) if sure else NotACall(len(marker))
     if not ending:
-        return More(certain=True)
-    found = read_calls(text, start, scene.offered, marked=True, cut=ending == "stop")
+        return NeedMore(certain=True)
+    found = read_calls(text, start, context.offered, marked=True, cut=ending == "stop")
     if found.calls and _begins_closer(text[found.end :], CALL_MARKERS.get(marker, _CHANNEL_ENDS)):
         return Calls(found.calls, len(text))
     if found.unfinished or not (found.calls or not sure):
         error = CUT_OFF if ending == "length" else UNREADABLE
-        return Calls([*found.calls, _unreadable(text[found.end :], scene.offered, error)], len(text))
-    return Calls(found.calls, found.end) if found.calls else Prose(len(marker))
+        return Calls([*found.calls, _unreadable(text[found.end :], context.offered, error)], len(text))
+    return Calls(found.calls, found.end) if found.calls else NotACall(len(marker))
 
 
 def opens_line(text: str, offered: Offered) -> bool | None:
@@ -160,59 +160,59 @@ def opens_line(text: str, offered: Offered) -> bool | None:
     return None if True in [beginning.startswith(text) for beginning in beginnings] else False
 
 
-def weigh_line(text: str, scene: Scene, ending: Ending) -> Verdict:
+def classify_line(text: str, context: Context, ending: Ending) -> Verdict:
     """The verdict on the beginning of a line that could be a call, and could be prose."""
     if not ending and any(lead.startswith(text) for lead in _LEADS):
-        return More()
+        return NeedMore()
     lead = _LEAD.match(text)
     start = lead.end() if lead else 0
     body = text[start:]
     if not ending and len(body) < 3 and "```".startswith(body):
-        return More()
+        return NeedMore()
     if body.startswith("```"):
-        return _fenced(text, start, scene, ending)
-    looks = _begins_json(body, scene.offered) if body[:1] in ("{", "[") else _begins_call(body)
+        return _fenced(text, start, context, ending)
+    looks = _begins_json(body, context.offered) if body[:1] in ("{", "[") else _begins_call(body)
     if looks is None and not ending:
-        return More()
+        return NeedMore()
     if not looks:
-        return Prose(1)
-    found = read_calls(text, start, scene.offered, marked=False)
+        return NotACall(1)
+    found = read_calls(text, start, context.offered, marked=False)
     if found.unfinished and ending == "stop":
-        found = read_calls(text, start, scene.offered, marked=False, cut=True)
+        found = read_calls(text, start, context.offered, marked=False, cut=True)
     named = body[0] not in "{["
     if found.unfinished:
-        known = _name_in(text[found.end :] if found.calls else body, scene.offered) in scene.offered
+        known = _name_in(text[found.end :] if found.calls else body, context.offered) in context.offered
         if not ending:
-            return More(certain=known and scene.first and not scene.asked)
+            return NeedMore(certain=known and context.first and not context.asked)
         if not known:
-            return Prose(1)
+            return NotACall(1)
         error = CUT_OFF if ending == "length" else UNREADABLE
-        found = Found([*found.calls, _unreadable(body, scene.offered, error)], len(text))
-    if not found.calls or (named and any(call.name not in scene.offered for call in found.calls)):
-        return Prose(1)
-    return _decided(text, found, scene, ending)
+        found = Found([*found.calls, _unreadable(body, context.offered, error)], len(text))
+    if not found.calls or (named and any(call.name not in context.offered for call in found.calls)):
+        return NotACall(1)
+    return _decided(text, found, context, ending)
 
 
-def _fenced(text: str, start: int, scene: Scene, ending: Ending) -> Verdict:
+def _fenced(text: str, start: int, context: Context, ending: Ending) -> Verdict:
     """The verdict on a code fence."""
     opening = _FENCE.match(text, start)
     assert opening is not None
-    prose = Prose(start + 3)
+    prose = NotACall(start + 3)
     if opening.end() == len(text) and not ending:
-        return More() if any(kind.startswith(opening[1]) for kind in _FENCES) else prose
+        return NeedMore() if any(kind.startswith(opening[1]) for kind in _FENCES) else prose
     if opening[1] not in _FENCES:
         return prose
     body = text[opening.end() :]
     inside = body.lstrip()
     json = inside[:1] in ("{", "[")
-    looks = _begins_json(inside, scene.offered) if json else _begins_call(inside)
+    looks = _begins_json(inside, context.offered) if json else _begins_call(inside)
     if looks is None:
-        return prose if ending else More()
+        return prose if ending else NeedMore()
     if not looks or inside[0] == "`" or (inside[0] == "<" and opening[1] in _CODE_FENCES):
         return prose
     found: Found | None = None
     for stop, closer in _each(body, 0, ("```",)):
-        found = read_calls(body[:stop], 0, scene.offered, marked=True, cut=True)
+        found = read_calls(body[:stop], 0, context.offered, marked=True, cut=True)
         if found.unfinished:
             found = None
             continue
@@ -222,45 +222,51 @@ def _fenced(text: str, start: int, scene: Scene, ending: Ending) -> Verdict:
         break
     if found is None:
         if not ending:
-            return More()
-        found = read_calls(body, 0, scene.offered, marked=True, cut=ending == "stop")
+            return NeedMore()
+        found = read_calls(body, 0, context.offered, marked=True, cut=ending == "stop")
         if found.unfinished:
-            if _name_in(inside, scene.offered) not in scene.offered:
+            if _name_in(inside, context.offered) not in context.offered:
                 return prose
             error = CUT_OFF if ending == "length" else UNREADABLE
-            found = Found([*found.calls, _unreadable(inside, scene.offered, error)], len(body))
+            found = Found([*found.calls, _unreadable(inside, context.offered, error)], len(body))
         end = len(body) if _begins_closer(body[found.end :], ("```",)) else found.end
         found = Found(found.calls, opening.end() + end)
-    known = all(call.name in scene.offered for call in found.calls)
+    known = all(call.name in context.offered for call in found.calls)
     if not found.calls or not (known or json or inside[0] == "<" or opening[1] in _CALL_FENCES):
         return prose
-    return _decided(text, found, scene, ending)
+    return _decided(text, found, context, ending)
 
 
-def _decided(text: str, found: Found, scene: Scene, ending: Ending) -> Verdict:
+def _decided(text: str, found: Found, context: Context, ending: Ending) -> Verdict:
     """The verdict on calls that could be prose as well, by what stands around them."""
     after = _SPACE.match(text, found.end)
     assert after is not None
     rest = text[after.end() :]
     calls, end, trailing = found.calls, found.end, not rest
     if not ending and (not rest.strip(" \t,;") or any(marker.startswith(rest) for marker in ENDS)):
-        return More()
+        return NeedMore()
     if rest:
         if "\n" not in text[found.end : after.end()]:
-            return Prose(found.end)
-        opens = opens_line(rest, scene.offered)
-        further = weigh_line(rest, scene, ending) if opens else More() if opens is None and not ending else Prose(1)
-        if isinstance(further, More):
+            return NotACall(found.end)
+        opens = opens_line(rest, context.offered)
+        further = (
+            classify_line(rest, context, ending)
+            if opens
+            else NeedMore()
+            if opens is None and not ending
+            else NotACall(1)
+        )
+        if isinstance(further, NeedMore):
             return further
         if isinstance(further, Calls):
             calls, end = [*calls, *further.calls], after.end() + further.end
             trailing = not text[end:].strip()
-    known = all(call.name in scene.offered for call in calls)
+    known = all(call.name in context.offered for call in calls)
     # what follows a call is made up; what stands behind words is one only when nothing follows
-    meant = scene.first or (trailing and not scene.example)
-    if scene.asked:
-        meant = known and scene.first and trailing
-    return Calls(calls, end) if meant else Prose(end)
+    meant = context.first or (trailing and not context.example)
+    if context.asked:
+        meant = known and context.first and trailing
+    return Calls(calls, end) if meant else NotACall(end)
 
 
 def _begins_call(text: str) -> bool | None:
