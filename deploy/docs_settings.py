@@ -21,7 +21,7 @@ from services.memory.settings import MemorySettings
 from services.reward.settings import RewardSettings
 from services.web_fetch.service import WebFetchSettings
 from services.web_search.service import WebSearchSettings
-from shared.llm.courtesy import CourtesySettings
+from shared.llm.preemption import PreemptionSettings
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings, own_prefix
 
@@ -42,7 +42,7 @@ PARTICIPANTS: Mapping[str, type[Settings]] = {
 SHARED: Mapping[str, type[Settings]] = {
     "every participant": Settings,
     "participants that call a model (generator, respondent-b, critic, memory, knowledge)": BackendSettings,
-    "participants that come after the users' queries (respondent-b, critic, memory, knowledge)": CourtesySettings,
+    "participants that come after the users' queries (respondent-b, critic, memory, knowledge)": PreemptionSettings,
 }
 _BETWEEN = re.compile(r"(?<=<!-- made by `make docs-settings` -->\n).*?(?=<!-- until here -->)", re.DOTALL)
 _LONG = 60

@@ -21,7 +21,6 @@ from services.critic.jury import Comparison, Grade, agreed_grade, agreed_verdict
 from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
 from shared.errors import ModelError
-from shared.llm.courtesy import CourteousChatModel
 from shared.llm.port import (
     ChatRequest,
     EmptyAnswer,
@@ -30,6 +29,7 @@ from shared.llm.port import (
     ModelUnavailable,
     StreamInterrupted,
 )
+from shared.llm.preemption import PreemptibleChatModel
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -53,7 +53,7 @@ class Judge:
     """
 
     def __init__(
-        self, model: CourteousChatModel, settings: Callable[[], CriticSettings], *, at_once: bool = False
+        self, model: PreemptibleChatModel, settings: Callable[[], CriticSettings], *, at_once: bool = False
     ) -> None:
         self._model = model
         self._settings = settings

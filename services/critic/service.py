@@ -19,8 +19,8 @@ from services.critic.turns import Turns
 from shared.bus import ReplyError
 from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
-from shared.llm.courtesy import CourteousChatModel, answering
 from shared.llm.factory import LOOK_SECONDS
+from shared.llm.preemption import PreemptibleChatModel, answering
 from shared.participant.background import supervised_tasks
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
@@ -33,7 +33,7 @@ _TEND_SECONDS = 1.0
 async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work]]:
     rubrics = load_rubrics(context.settings.rubrics_dir)
     await _tell_choice(context, rubrics)
-    model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
+    model = PreemptibleChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
     judge = Judge(model, lambda: context.settings)
     turns = Turns(lambda: context.settings, lambda: model.turn(context.settings.jury[0]), context.bus.now_ms)
     critic = Critic(context, judge, rubrics, turns)
@@ -65,7 +65,7 @@ async def _tell_choice(context: Context[CriticSettings], rubrics: Mapping[str, R
     await context.presence.describe(orjson.dumps(described))
 
 
-async def _watch(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:
+async def _watch(context: Context[CriticSettings], model: PreemptibleChatModel, critic: Critic, judge: Judge) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         await _look(context, model, critic, judge)
@@ -83,7 +83,7 @@ async def _tend(context: Context[CriticSettings], turns: Turns) -> None:
         await asyncio.sleep(_TEND_SECONDS)
 
 
-async def _look(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:
+async def _look(context: Context[CriticSettings], model: PreemptibleChatModel, critic: Critic, judge: Judge) -> None:
     """Says in the registry who judges, whether it can, and what waits for it."""
     first, *others = context.settings.jury
     told = {name: await model.reachable(name) for name in context.settings.jury}

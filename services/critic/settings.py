@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from services.critic.rubrics import check_choice, load_rubrics
 from shared.errors import SettingsError
-from shared.llm.courtesy import CourtesySettings
+from shared.llm.preemption import PreemptionSettings
 from shared.llm.settings import JudgeName, JudgeSettings
 from shared.participant.settings import Settings
 
@@ -17,7 +17,7 @@ from shared.participant.settings import Settings
 _TOOL_CALLS = 4
 
 
-class CriticSettings(JudgeSettings, CourtesySettings):
+class CriticSettings(JudgeSettings, PreemptionSettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "temperature", "grade_timeout", "load_timeout", "attempts", "skip_tool_answers", "judge_one_in",
         "pairwise_buffer", "rubrics", "concurrency", "yield_above", "yield_rest", "yield_seconds",

@@ -9,7 +9,7 @@ from services.gateway.deletion import end_session
 from services.gateway.gateway import Gateway
 from shared.bus import Bus, order
 from shared.bus.keys import session_key
-from shared.llm.courtesy import answering
+from shared.llm.preemption import answering
 from shared.participant.retention import Census, Kind, Retention
 from shared.records import lanes
 from shared.records.lanes import pairs

@@ -15,7 +15,6 @@ from services.generator.terms import UnusableForm
 from services.generator.watch import Watch, watched_answer
 from shared.contracts import Outgoing, QueryReceived
 from shared.envelope import Message
-from shared.llm.courtesy import chore
 from shared.llm.port import (
     ContextOverflow,
     ModelError,
@@ -23,6 +22,7 @@ from shared.llm.port import (
     ModelRejected,
     ModelUnavailable,
 )
+from shared.llm.preemption import background_call
 from shared.participant.sampling import one_in
 from shared.participant.tool_client import Caller
 from shared.telemetry import tracing
@@ -77,7 +77,7 @@ class Answering:
             if await self._leaves_out(message):
                 await self._pass_by(message.payload, message.entry_id)
             elif message.payload.plain:
-                async with chore(self._parts.context.bus, message.entry_id, self._deadline(message)):
+                async with background_call(self._parts.context.bus, message.entry_id, self._deadline(message)):
                     await self._answer(message, watch)
             else:
                 await self._answer(message, watch)

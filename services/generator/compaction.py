@@ -17,8 +17,8 @@ from shared.bus import order
 from shared.contracts import SESSION_SUMMARISE, Outgoing, SessionSummarise
 from shared.envelope import Envelope, Message
 from shared.errors import DecodeError, ModelError
-from shared.llm.courtesy import CourteousChatModel
 from shared.llm.port import ChatRequest
+from shared.llm.preemption import PreemptibleChatModel
 from shared.participant.service import Context
 from shared.records.sessions import Sessions, Turn
 from shared.records.summaries import Summaries, Summary
@@ -130,7 +130,7 @@ class Compactor:
         self,
         context: Context[GeneratorSettings],
         sessions: Sessions,
-        model: Callable[[Callable[[], AbstractAsyncContextManager[None]]], CourteousChatModel],
+        model: Callable[[Callable[[], AbstractAsyncContextManager[None]]], PreemptibleChatModel],
     ) -> None:
         self._context = context
         self._sessions = sessions
@@ -174,7 +174,7 @@ class Compactor:
         return False
 
     async def _asked(
-        self, model: CourteousChatModel, before: Summary | None, turns: Sequence[Turn]
+        self, model: PreemptibleChatModel, before: Summary | None, turns: Sequence[Turn]
     ) -> tuple[str, Sequence[Turn]]:
         """The text, and the turns that it tells of, oldest first. Raises ModelError and TimeoutError."""
         settings = self._context.settings

@@ -23,10 +23,10 @@ from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, SESSION_SUMMARISE, Qu
 from shared.envelope import Message
 from shared.errors import SettingsError
 from shared.llm.address import is_loopback, origin
-from shared.llm.courtesy import CourteousChatModel, answering, people
 from shared.llm.factory import LOOK_SECONDS
 from shared.llm.gpu import gpu_note, gpu_of
 from shared.llm.port import ChatModel
+from shared.llm.preemption import PreemptibleChatModel, answering, interactive_queries
 from shared.participant.background import supervised_tasks
 from shared.participant.files import open_files
 from shared.participant.service import Context, Service, Subscription, Work
@@ -47,12 +47,15 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     wired = settings.chat_model()
     # what is shown comes first: the shadow waits for its turn at the model, and is broken off for a user's query
     shadow = settings.respondent_id == "B"
-    model: ChatModel = CourteousChatModel(wired, queries, lambda: context.settings) if shadow else wired
+    model: ChatModel = PreemptibleChatModel(wired, queries, lambda: context.settings) if shadow else wired
     sessions = Sessions(context.bus)
     lanes = Lanes(context, sessions, settings.respondent_id)
     # somebody may be waiting for it: it takes the first moment that nobody else needs
     behind = partial(
-        CourteousChatModel, wired, people(context.bus), lambda: context.settings.model_copy(update={"yield_rest": 0.0})
+        PreemptibleChatModel,
+        wired,
+        interactive_queries(context.bus),
+        lambda: context.settings.model_copy(update={"yield_rest": 0.0}),
     )
     tools = ToolClient(context)
     stack = contextlib.AsyncExitStack()
@@ -60,7 +63,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     parts = Parts(context, model, tools, sessions, lanes, lambda waiting: behind(waiting=waiting), files)
     answers = Answering(parts, queries)
     compactor = Compactor(
-        context, sessions, lambda waiting: CourteousChatModel(wired, queries, lambda: context.settings, waiting)
+        context, sessions, lambda waiting: PreemptibleChatModel(wired, queries, lambda: context.settings, waiting)
     )
 
     async def cancel(message: Message[QueryCancel]) -> None:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from services.generator.identities import UnknownPersona, load_identities
-from shared.llm.courtesy import CourtesySettings
 from shared.llm.gpu import GpuSetting
+from shared.llm.preemption import PreemptionSettings
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings
 
@@ -21,7 +21,7 @@ def default_system_prompt() -> str:
     return files("services.generator").joinpath("prompts/system.md").read_text(encoding="utf-8").strip()
 
 
-class GeneratorSettings(BackendSettings, CourtesySettings):
+class GeneratorSettings(BackendSettings, PreemptionSettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tokens", "max_tool_iterations", "max_calls", "tool_timeout",
         "first_token_seconds", "timeout_seconds", "concurrency", "history_turns", "compact", "system_prompt",

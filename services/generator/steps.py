@@ -33,7 +33,6 @@ from shared.contracts import (
     canonical_tool,
 )
 from shared.envelope import age_ms
-from shared.llm.courtesy import Yielded
 from shared.llm.loops import without_loop
 from shared.llm.port import (
     ChatModel,
@@ -52,6 +51,7 @@ from shared.llm.port import (
     ThinkingDelta,
     ToolCall,
 )
+from shared.llm.preemption import Preempted
 from shared.participant.machine import Machine, Transition
 from shared.participant.room import BusNearlyFull, TooMuchUnderWay
 from shared.participant.service import Context
@@ -163,7 +163,7 @@ class JournalSteps:
                     self.conversation.sees = False
                 else:
                     raise
-            except Yielded:
+            except Preempted:
                 log.debug("model.yielded", step=step)
             except StreamInterrupted as exc:
                 interruptions += 1

@@ -15,8 +15,8 @@ from services.knowledge.names import KINDS, MAX_NAME
 from services.knowledge.relations import MAX_RELATION
 from services.knowledge.settings import KnowledgeSettings
 from shared.errors import ModelError
-from shared.llm.courtesy import CourteousChatModel
 from shared.llm.port import ChatRequest
+from shared.llm.preemption import PreemptibleChatModel
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -112,7 +112,7 @@ def material(turns: Sequence[Turn]) -> str:
 class Extractor:
     """Has the model read turns while nobody waits for an answer; those of one user that wait together, in one call."""
 
-    def __init__(self, model: CourteousChatModel, settings: Callable[[], KnowledgeSettings]) -> None:
+    def __init__(self, model: PreemptibleChatModel, settings: Callable[[], KnowledgeSettings]) -> None:
         self._model = model
         self._settings = settings
         self._turn = asyncio.Lock()

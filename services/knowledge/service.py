@@ -20,7 +20,7 @@ from services.knowledge.store import LABELS, TABLES, Store
 from services.knowledge.tools import KnowledgeTools
 from shared.contracts import KNOWLEDGE_FORGET, KNOWLEDGE_READ, MEMORY_FORGET, QUERY_FORGET, RESPONSE_GENERATION
 from shared.errors import TransientError
-from shared.llm.courtesy import CourteousChatModel, answering
+from shared.llm.preemption import PreemptibleChatModel, answering
 from shared.participant.background import supervised_tasks
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
@@ -40,7 +40,9 @@ def builder(*fault: Hook) -> Any:
             graph = await stack.enter_async_context(_opened(context.settings))
             store = Store(graph)
             search = Search(store)
-            model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
+            model = PreemptibleChatModel(
+                context.settings.chat_model(), answering(context.bus), lambda: context.settings
+            )
             stack.push_async_callback(model.aclose)
             ingest = Ingest(context, store, Extractor(model, lambda: context.settings), *fault)
             retention = Retention(context, kinds(store, search), answering(context.bus))

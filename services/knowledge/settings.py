@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr, field_validator
 
-from shared.llm.courtesy import CourtesySettings
+from shared.llm.preemption import PreemptionSettings
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings, kept_days
 
@@ -15,7 +15,7 @@ EMBEDDED = "ladybug"
 SERVERS = ("bolt://", "bolt+s://", "bolt+ssc://", "neo4j://", "neo4j+s://", "neo4j+ssc://")
 
 
-class KnowledgeSettings(BackendSettings, CourtesySettings):
+class KnowledgeSettings(BackendSettings, PreemptionSettings):
     """`backend` and its address are those of the model that reads facts."""
 
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {

@@ -13,9 +13,9 @@ from services.memory.engram import Engram, Note, stamp
 from services.memory.settings import MemorySettings
 from shared.contracts import MEMORY_CLASSIFY, MemoryClassify, Outgoing
 from shared.errors import ModelError
-from shared.llm.courtesy import CourteousChatModel
 from shared.llm.intents import Intent, intent_of
 from shared.llm.port import ChatRequest
+from shared.llm.preemption import PreemptibleChatModel
 from shared.participant.service import Context
 from shared.telemetry.logging import get_logger
 
@@ -97,7 +97,7 @@ def parsed(text: str) -> Label | None:
     return Label(intent, tuple(dict.fromkeys(names))[:MAX_ENTITIES], "model")
 
 
-async def by_model(model: CourteousChatModel, settings: MemorySettings, engram: Engram) -> Label | None:
+async def by_model(model: PreemptibleChatModel, settings: MemorySettings, engram: Engram) -> Label | None:
     """Raises ModelError, and TimeoutError when the model takes too long; None when the answer cannot be read."""
     turn = f"User: {engram.query[:_SHOWN]}\n\nAssistant: {engram.answer[:_SHOWN]}"
     request = ChatRequest(
@@ -116,7 +116,7 @@ class Classifier:
     """Has the model label stored engrams one at a time, while nobody waits for an answer; the rules' label is there
     before. What waits for it waits on the bus: a crash loses no label."""
 
-    def __init__(self, context: Context[MemorySettings], model: CourteousChatModel) -> None:
+    def __init__(self, context: Context[MemorySettings], model: PreemptibleChatModel) -> None:
         self._context = context
         self._model = model
 

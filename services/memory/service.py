@@ -50,8 +50,8 @@ from shared.contracts import (
 from shared.errors import SettingsError, TransientError
 from shared.extras import required_by
 from shared.llm.builtin import BuiltInEmbeddings, installed
-from shared.llm.courtesy import CourteousChatModel
-from shared.llm.courtesy import answering as queries
+from shared.llm.preemption import PreemptibleChatModel
+from shared.llm.preemption import answering as queries
 from shared.participant.background import supervised_tasks
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
@@ -90,7 +90,7 @@ def builder(fault: Hook = no_fault) -> Any:
             erasing = Erasing(due, store, keywords, folder, answering(context), settings.erase_after)
             if settings.on_model_change == "refuse" and store.damage is None:
                 await refuse_other_models(keeper, model_name)
-            model = CourteousChatModel(settings.chat_model(), queries(context.bus), lambda: context.settings)
+            model = PreemptibleChatModel(settings.chat_model(), queries(context.bus), lambda: context.settings)
             stack.push_async_callback(model.aclose)
             # somebody waits for what is reranked
             prompt_model = settings.chat_model()

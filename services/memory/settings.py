@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from services.memory.ranking import Weights
-from shared.llm.courtesy import CourtesySettings
 from shared.llm.defaults import embedding_model
+from shared.llm.preemption import PreemptionSettings
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings, kept_days
 
@@ -31,7 +31,7 @@ class DocumentSettings(BaseModel):
     max_uploads: int = Field(default=8, ge=1, le=1_000, description="Most files of one user that are on their way")
 
 
-class MemorySettings(BackendSettings, CourtesySettings):
+class MemorySettings(BackendSettings, PreemptionSettings):
     """`backend` and its address are those of the embedding model, and of the model that classifies."""
 
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {

@@ -38,8 +38,8 @@ from shared.contracts import (
 )
 from shared.envelope import Message, now_ms
 from shared.errors import TransientError
-from shared.llm.courtesy import answering
 from shared.llm.intents import intent_of
+from shared.llm.preemption import answering
 from shared.participant.background import retry_while_transient, supervised_tasks
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work

@@ -106,7 +106,7 @@ class ChatRequest:
     first_token_timeout: longest wait for the first token in seconds, in which the model may be loaded and the prompt
         read; a sign of life of the server begins it anew.
     idle_timeout: longest wait from one token to the next in seconds, whatever signs of life there are.
-    patience: for how many seconds more a call in the background may be put off (see `shared.llm.courtesy`); None: as
+    patience: for how many seconds more a call in the background may be put off (see `shared.llm.preemption`); None: as
         long as its settings say.
     """
 

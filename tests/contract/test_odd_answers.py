@@ -23,9 +23,9 @@ from services.memory import classify
 from services.memory.engram import Engram
 from services.memory.settings import MemorySettings
 from shared.contracts import Usage
-from shared.llm.courtesy import CourteousChatModel
 from shared.llm.factory import Backend, open_chat_model
 from shared.llm.port import ChatRequest, Delta, Finish, ModelError, TextDelta
+from shared.llm.preemption import PreemptibleChatModel
 from shared.participant.background import supervised_tasks
 
 BACKENDS: tuple[Backend, ...] = ("ollama", "openai", "google_genai")
@@ -259,7 +259,7 @@ async def test_a_judge_gives_no_grade_and_says_why(name: str) -> None:
         return 0
 
     async with answering(ODD[name]) as (url, _):
-        model = CourteousChatModel(open_model("ollama", url), nobody, lambda: settings)
+        model = PreemptibleChatModel(open_model("ollama", url), nobody, lambda: settings)
         try:
             async with asyncio.timeout(60):
                 grade = await Judge(model, lambda: settings).grade("Question", "Answer", "", rubric)
@@ -279,7 +279,7 @@ async def test_a_label_is_left_to_the_rules(name: str, monkeypatch: pytest.Monke
         return 0
 
     async with answering(ODD[name]) as (url, _):
-        model = CourteousChatModel(open_model("openai", url), nobody, lambda: settings)
+        model = PreemptibleChatModel(open_model("openai", url), nobody, lambda: settings)
         try:
             async with asyncio.timeout(60):
                 with contextlib.suppress(ModelError, TimeoutError):

@@ -11,7 +11,7 @@ from services.generator.settings import GeneratorSettings
 from shared.bus import Bus
 from shared.bus.keys import CHORES
 from shared.errors import Fenced
-from shared.llm.courtesy import chore as chore_of
+from shared.llm.preemption import background_call
 from shared.records.journal import EntryType
 
 # not the same again and again: a model that goes in circles is stopped
@@ -67,12 +67,12 @@ async def test_a_title_that_was_taken_over_stays_a_chore_when_its_first_owner_wa
     later = bus.now_ms() + 60_000
 
     async def wakes_up() -> None:
-        async with chore_of(bus, "1-0", later), chore_of(bus, "2-0", later):
+        async with background_call(bus, "1-0", later), background_call(bus, "2-0", later):
             raise Fenced("it was taken over")
 
     with pytest.raises(Fenced):
         await wakes_up()
-    async with chore_of(bus, "2-0", later):
+    async with background_call(bus, "2-0", later):
         pass
     assert await bus.link.call("ZRANGE", CHORES, 0, -1) == [b"1-0"]
 

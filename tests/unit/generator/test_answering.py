@@ -63,7 +63,7 @@ class Bench:
         context = SimpleNamespace(settings=self.settings, bus=bus)
         lanes = SimpleNamespace(leave=self._note("leave"), clear=self._note("clear"))
         self.parts = cast(Any, SimpleNamespace(context=context, lanes=lanes))
-        for name in ("open_response", "open_turn", "wait_for_turn", "chore", "watched_answer"):
+        for name in ("open_response", "open_turn", "wait_for_turn", "background_call", "watched_answer"):
             monkeypatch.setattr(module, name, getattr(self, f"_{name}"))
         self.answering = Answering(self.parts, self._queries)
 
@@ -106,7 +106,7 @@ class Bench:
         return self.mine
 
     @contextlib.asynccontextmanager
-    async def _chore(self, bus: Any, query_id: str, until: int) -> AsyncIterator[None]:
+    async def _background_call(self, bus: Any, query_id: str, until: int) -> AsyncIterator[None]:
         assert bus is self.parts.context.bus
         self.chores.append((query_id, until))
         yield

@@ -19,7 +19,6 @@ from services.generator.recall import Recall
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps, Ports
 from shared.contracts import Outgoing, ToolCallRecord, ToolResultMessage
-from shared.llm.courtesy import Yielded
 from shared.llm.port import (
     ChatRequest,
     ContextOverflow,
@@ -36,6 +35,7 @@ from shared.llm.port import (
     ThinkingDelta,
     ToolCall,
 )
+from shared.llm.preemption import Preempted
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller, Trail
 from shared.records.journal import EntryType, Items, Sent
@@ -373,7 +373,7 @@ async def test_pauses_grow_to_five_seconds(pauses: list[float]) -> None:
 
 
 async def test_a_call_that_gave_way_to_others_is_made_again() -> None:
-    run = Run([Yielded("others wait")], [TextDelta("x"), DONE], settings={"yield_seconds": 30})
+    run = Run([Preempted("others wait")], [TextDelta("x"), DONE], settings={"yield_seconds": 30})
     await run.asks()
     first, second = (request.patience for request in run.model.requests)
     assert 0 <= second <= first <= 30

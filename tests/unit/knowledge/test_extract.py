@@ -11,8 +11,8 @@ import orjson
 from services.knowledge.claims import Turn
 from services.knowledge.extract import MOST_TURNS, Extractor
 from services.knowledge.settings import KnowledgeSettings
-from shared.llm.courtesy import CourteousChatModel
 from shared.llm.port import ChatRequest
+from shared.llm.preemption import PreemptibleChatModel
 from shared.testing.script import STORIES, Asked, Director, load_script
 
 
@@ -39,7 +39,7 @@ class Model:
 
 def extractor(model: Model, folder: Path) -> Extractor:
     settings = KnowledgeSettings(redis_url="redis://nowhere", data_dir=folder)
-    return Extractor(cast(CourteousChatModel, model), lambda: settings)
+    return Extractor(cast(PreemptibleChatModel, model), lambda: settings)
 
 
 def turn(number: int, user: str = "ann") -> Turn:

@@ -38,7 +38,7 @@ HEARD = {
     "shared/bus/consumer.py": "every failure of a delivery ends in its handler",
     "shared/bus/follow.py": "the next look at the stream is told",
     "shared/bus/link.py": "goes on whatever happens; its watches are waited for",
-    "shared/llm/courtesy.py": "the call waits for both",
+    "shared/llm/preemption.py": "the call waits for both",
     "shared/participant/background.py": "this is it",
     "shared/participant/service.py": "the process waits for them",
     "shared/participant/tool_client.py": "the call is told",

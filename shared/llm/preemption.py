@@ -1,8 +1,8 @@
-"""Letting somebody else go first: what nobody waits for does not slow down what somebody waits for.
+"""Preemption: background model calls wait for interactive queries, and are cancelled in favour of them.
 
-A model backend has no priorities, and the usual one writes one answer at a time. Whatever runs in the background
-(respondent B, the judge, memory's labels) therefore begins a model call only while nobody waits for an answer, breaks
-it off when somebody does (closing the connection frees the GPU at once), and takes it up again later.
+A model backend has no priorities, and the usual one writes one answer at a time. A background call (respondent B, the
+judge, memory's labels) therefore begins only while no user waits for an answer. It is cancelled when a query arrives
+(a closed connection frees the GPU at once), and repeated later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _A_DAY = 86_400
 
 
-class CourtesySettings(Settings):
+class PreemptionSettings(Settings):
     """Of a participant that comes after the users' queries."""
 
     yield_above: int | None = Field(
@@ -73,12 +73,12 @@ class CourtesySettings(Settings):
     )
 
 
-class Yielded(StreamInterrupted):
-    """The call was broken off in favour of a user's query; it is to be made again."""
+class Preempted(StreamInterrupted):
+    """The call was cancelled in favour of a user's query; repeat it."""
 
 
 def answering(bus: Bus) -> Callable[[], Awaitable[int]]:
-    """How many queries of users are waiting for the generator or being answered by it."""
+    """Return what counts all queries that are in line for the generator, or being answered."""
 
     async def count() -> int:
         try:
@@ -91,10 +91,10 @@ def answering(bus: Bus) -> Callable[[], Awaitable[int]]:
 
 
 @asynccontextmanager
-async def chore(bus: Bus, query_id: str, until: int) -> AsyncIterator[None]:
-    """While a query is worked on that a program asks of itself, for a title or the like: it is no person's.
+async def background_call(bus: Bus, query_id: str, until: int) -> AsyncIterator[None]:
+    """Mark a query as a program's own (a title, for example) while it is handled: no user waits for it.
 
-    until: when it is over in any case, in ms by the bus's clock.
+    until: when the mark ends in any case, in ms by the bus's clock.
     """
     await bus.link.pipe([("ZADD", CHORES, until, query_id), ("EXPIRE", CHORES, _A_DAY)])
     yield
@@ -103,8 +103,8 @@ async def chore(bus: Bus, query_id: str, until: int) -> AsyncIterator[None]:
         await bus.link.call("ZREM", CHORES, query_id)
 
 
-def people(bus: Bus) -> Callable[[], Awaitable[int]]:
-    """How many queries of people are waiting for the generator or being answered by it."""
+def interactive_queries(bus: Bus) -> Callable[[], Awaitable[int]]:
+    """Return what counts the queries that a user waits for: in line for the generator, or being answered."""
 
     async def count() -> int:
         try:
@@ -116,7 +116,7 @@ def people(bus: Bus) -> Callable[[], Awaitable[int]]:
     return count
 
 
-class CourteousChatModel:
+class PreemptibleChatModel:
     """A chat model (see `shared.llm.port.ChatModel`) that yields to users' queries.
 
     queries: how many there are now. settings: read anew for each call. waiting: entered while it waits for its turn.
@@ -126,7 +126,7 @@ class CourteousChatModel:
         self,
         model: WiredChatModel,
         queries: Callable[[], Awaitable[int]],
-        settings: Callable[[], CourtesySettings],
+        settings: Callable[[], PreemptionSettings],
         waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._model = model
@@ -134,12 +134,12 @@ class CourteousChatModel:
         self._settings = settings
         self._waiting = waiting
         self._clock = asyncio.get_running_loop().time
-        self._quiet_since: float | None = None
+        self._idle_since: float | None = None
         self._looked = 0.0
         self.yielded = 0
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        """As the model's own, in its turn. Raises Yielded when it was broken off."""
+        """As the model's own, in its turn. Raises Preempted when it was broken off."""
         until = self._until(request)
         await self._turn(request.model, until)
         async with aclosing(self._stream(request, until)) as deltas:
@@ -167,7 +167,7 @@ class CourteousChatModel:
                             limit.reschedule(min(limit.when() or math.inf, self._clock() + seconds))
                         said.append(delta.text if isinstance(delta, TextDelta) else "")
                     return "".join(said)
-            except Yielded:
+            except Preempted:
                 continue
             except (ModelUnavailable, ModelOverloaded):
                 if self._clock() + pause > away:
@@ -191,15 +191,15 @@ class CourteousChatModel:
         slots = settings.slots or (await self._model.facts(model)).slots or 1
         return max(settings.yield_above, slots - 1)
 
-    async def _quiet(self, above: int) -> float | None:
-        """For how many seconds it has been quiet, as far as somebody looked; None when it is not."""
+    async def _idle_for(self, above: int) -> float | None:
+        """Return for how many seconds there was no query, as far as this was polled; None while there is one."""
         now, queries = self._clock(), await self._queries()
         if queries > above:
-            self._quiet_since = None
-        elif self._quiet_since is None or now - self._looked > _UNSEEN_SECONDS:
-            self._quiet_since = now
+            self._idle_since = None
+        elif self._idle_since is None or now - self._looked > _UNSEEN_SECONDS:
+            self._idle_since = now
         self._looked = now
-        return None if self._quiet_since is None else now - self._quiet_since
+        return None if self._idle_since is None else now - self._idle_since
 
     async def _turn(self, model: str, until: float) -> None:
         """Returns when it is quiet enough, or the call has been put off for long enough."""
@@ -213,7 +213,7 @@ class CourteousChatModel:
     async def _lacks(self, above: int) -> float | None:
         """Seconds until another look at whether it is quiet enough; None when it is."""
         rest = 0.0 if above else self._settings().yield_rest
-        quiet = await self._quiet(above)
+        quiet = await self._idle_for(above)
         if quiet is None:
             return _LOOK_SECONDS
         return min(_LOOK_SECONDS, rest - quiet) if quiet < rest else None
@@ -232,7 +232,7 @@ class CourteousChatModel:
                 watching.cancel()
 
     async def _next(self, deltas: AsyncGenerator[Delta, None], watching: asyncio.Task[bool] | None) -> Delta | None:
-        """The next delta, None at the end. Raises Yielded as soon as somebody has come."""
+        """The next delta, None at the end. Raises Preempted as soon as somebody has come."""
         if watching is None or (watching.done() and not watching.result()):
             return await anext(deltas, None)
         coming = asyncio.ensure_future(anext(deltas, None))
@@ -241,7 +241,7 @@ class CourteousChatModel:
             if coming.done() or not watching.result():
                 return await coming
             self.yielded += 1
-            raise Yielded("a user's query came first")
+            raise Preempted("a user's query came first")
         finally:
             if not coming.done():
                 coming.cancel()
@@ -250,7 +250,7 @@ class CourteousChatModel:
     async def _watch(self, above: int, until: float) -> bool:
         """True as soon as more queries are there than may be, False when the call need not yield any more."""
         while self._clock() < until:
-            if await self._quiet(above) is None:
+            if await self._idle_for(above) is None:
                 return True
             await asyncio.sleep(_WATCH_SECONDS)
         return False

@@ -8,9 +8,8 @@ from typing import cast
 
 import pytest
 
-from shared.llm import courtesy
+from shared.llm import preemption
 from shared.llm.adapter import WiredChatModel
-from shared.llm.courtesy import CourteousChatModel, CourtesySettings, Yielded
 from shared.llm.port import (
     ChatRequest,
     Delta,
@@ -20,6 +19,7 @@ from shared.llm.port import (
     ModelOverloaded,
     TextDelta,
 )
+from shared.llm.preemption import Preempted, PreemptibleChatModel, PreemptionSettings
 
 ASK = ChatRequest(model="m", messages=[{"role": "user", "content": "label this"}])
 
@@ -72,12 +72,12 @@ class Users:
             await asyncio.wait_for(self._looked.wait(), 20)
 
 
-def courteous(model: Model, users: Users, **values: float | None) -> CourteousChatModel:
-    settings = CourtesySettings.model_validate({"yield_rest": 0.0, **values})
-    return CourteousChatModel(cast(WiredChatModel, model), users, lambda: settings)
+def preemptible(model: Model, users: Users, **values: float | None) -> PreemptibleChatModel:
+    settings = PreemptionSettings.model_validate({"yield_rest": 0.0, **values})
+    return PreemptibleChatModel(cast(WiredChatModel, model), users, lambda: settings)
 
 
-async def said(model: CourteousChatModel, seconds: float = 20.0, patience: float = 0.0) -> str:
+async def said(model: PreemptibleChatModel, seconds: float = 20.0, patience: float = 0.0) -> str:
     return await model.say(ASK, seconds=seconds, patience=patience)
 
 
@@ -92,7 +92,7 @@ async def test_a_model_that_has_to_be_loaded_first_has_longer_for_its_first_word
                 await asyncio.Event().wait()
 
     model = Cold()
-    asked = courteous(model, Users(), yield_above=None)
+    asked = preemptible(model, Users(), yield_above=None)
     assert await asked.say(ASK, seconds=0.3, patience=0, load=60) == "loaded"
     with pytest.raises(TimeoutError):
         await asked.say(ASK, seconds=0.3, patience=0)
@@ -104,7 +104,7 @@ async def test_a_model_that_has_to_be_loaded_first_has_longer_for_its_first_word
 async def test_a_call_waits_until_nobody_waits_for_an_answer() -> None:
     model, users = Model(), Users(1)
     model.let.set()
-    saying = asyncio.create_task(said(courteous(model, users)))
+    saying = asyncio.create_task(said(preemptible(model, users)))
     await users.looked_at()
     assert model.calls == 0
     users.now = 0
@@ -113,7 +113,7 @@ async def test_a_call_waits_until_nobody_waits_for_an_answer() -> None:
 
 async def test_a_call_is_cut_when_somebody_comes_and_made_again_afterwards() -> None:
     model, users = Model(), Users()
-    asked = courteous(model, users)
+    asked = preemptible(model, users)
     saying = asyncio.create_task(said(asked))
     for cuts in range(1, 9):
         await asyncio.wait_for(model.begun.wait(), 20)
@@ -133,18 +133,18 @@ async def test_a_call_is_cut_when_somebody_comes_and_made_again_afterwards() -> 
 
 async def test_who_streams_is_told_that_the_call_was_cut() -> None:
     model, users = Model(), Users()
-    deltas = courteous(model, users).stream(ASK)
+    deltas = preemptible(model, users).stream(ASK)
     assert await anext(deltas) == TextDelta("one ")
     coming = asyncio.ensure_future(anext(deltas))
     users.now = 1
-    with pytest.raises(Yielded):
+    with pytest.raises(Preempted):
         await asyncio.wait_for(coming, 20)
     assert model.cut == 1
 
 
 async def test_what_was_put_off_for_long_enough_is_done_and_not_cut_any_more() -> None:
     model, users = Model(), Users(2)
-    saying = asyncio.create_task(said(courteous(model, users, yield_seconds=0.3)))
+    saying = asyncio.create_task(said(preemptible(model, users, yield_seconds=0.3)))
     await asyncio.wait_for(model.begun.wait(), 20)
     users.now = 5
     await asyncio.sleep(0.2)
@@ -155,7 +155,7 @@ async def test_what_was_put_off_for_long_enough_is_done_and_not_cut_any_more() -
 
 async def test_a_call_that_has_begun_in_time_is_not_cut_after_it() -> None:
     model, users = Model(), Users()
-    saying = asyncio.create_task(said(courteous(model, users, yield_seconds=0.3)))
+    saying = asyncio.create_task(said(preemptible(model, users, yield_seconds=0.3)))
     await asyncio.wait_for(model.begun.wait(), 20)
     await asyncio.sleep(0.4)
     users.now = 5
@@ -169,16 +169,16 @@ async def test_a_request_says_how_long_it_may_still_be_put_off() -> None:
     model, users = Model(), Users(1)
     model.let.set()
     patience = ChatRequest(model="m", messages=[], patience=0.0)
-    deltas = [delta async for delta in courteous(model, users).stream(patience)]
+    deltas = [delta async for delta in preemptible(model, users).stream(patience)]
     assert TextDelta("two") in deltas
     assert users.looks == 0
 
 
 async def test_after_a_query_it_is_quiet_for_a_while_before_a_call_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courtesy, "_UNSEEN_SECONDS", 60.0)
+    monkeypatch.setattr(preemption, "_UNSEEN_SECONDS", 60.0)
     model, users = Model(), Users(1)
     model.let.set()
-    asked = courteous(model, users, yield_rest=1.0)
+    asked = preemptible(model, users, yield_rest=1.0)
     clock = asyncio.get_running_loop().time
     saying = asyncio.create_task(said(asked))
     await users.looked_at()
@@ -196,7 +196,7 @@ async def test_a_question_in_the_rest_begins_it_anew() -> None:
     model, users = Model(), Users()
     model.let.set()
     clock = asyncio.get_running_loop().time
-    saying = asyncio.create_task(said(courteous(model, users, yield_rest=1.0)))
+    saying = asyncio.create_task(said(preemptible(model, users, yield_rest=1.0)))
     await users.looked_at(2)
     users.now = 1
     await users.looked_at(2)
@@ -227,7 +227,7 @@ async def test_a_server_with_more_slots_has_room_for_more(
     told: int | None, values: dict[str, float | None], users: int, begins: bool
 ) -> None:
     model, counted = Model(told), Users(users)
-    saying = asyncio.create_task(said(courteous(model, counted, **values)))
+    saying = asyncio.create_task(said(preemptible(model, counted, **values)))
     if begins:
         await asyncio.wait_for(model.begun.wait(), 20)
     else:
@@ -239,28 +239,28 @@ async def test_a_server_with_more_slots_has_room_for_more(
 
 def test_what_ollama_is_told_of_its_slots_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_NUM_PARALLEL", "3")
-    assert CourtesySettings.load("critic").slots == 3
+    assert PreemptionSettings.load("critic").slots == 3
     monkeypatch.setenv("LOCAL2_CRITIC_SLOTS", "1")
-    assert CourtesySettings.load("critic").slots == 1
+    assert PreemptionSettings.load("critic").slots == 1
 
 
 async def test_a_model_that_is_away_is_waited_for() -> None:
     model = Model()
     model.let.set()
     model.errors = [ModelOverloaded("busy"), ModelOverloaded("busy")]
-    assert await said(courteous(model, Users()), patience=60) == "one two"
+    assert await said(preemptible(model, Users()), patience=60) == "one two"
     assert model.calls == 3
     model.errors = [ModelOverloaded("busy")]
     with pytest.raises(ModelOverloaded):
-        await said(courteous(model, Users()), patience=0)
+        await said(preemptible(model, Users()), patience=0)
     model.errors = [ModelMissing("not there")]
     with pytest.raises(ModelMissing):
-        await said(courteous(model, Users()), patience=60)
+        await said(preemptible(model, Users()), patience=60)
 
 
 async def test_a_try_has_its_time_and_waiting_for_the_turn_does_not_count() -> None:
     model, users = Model(), Users(1)
-    saying = asyncio.create_task(said(courteous(model, users), seconds=0.3))
+    saying = asyncio.create_task(said(preemptible(model, users), seconds=0.3))
     await users.looked_at(4)
     assert model.calls == 0
     users.now = 0
