@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV := .venv
 PY := $(VENV)/bin/python
 # uv installs into .venv what uv.lock says; an environment of its own, which is removed afterwards, has uv and pip.
-INSTALL = set -e; boot=$$(mktemp -d); trap 'rm -rf "$$boot"' EXIT; "$(PYTHON)" -m venv "$$boot"; \
+INSTALL = set -e; boot=$$(mktemp -d); trap 'rm -rf "$$boot"' EXIT; $(PY) -m venv "$$boot"; \
 	"$$boot/bin/python" deploy/install.py --python $(PY)
 ARGS ?=
 EXTRAS ?=

@@ -56,6 +56,7 @@ def uv_program() -> str:
     program = Path(sysconfig.get_path("scripts")) / "uv"
     version = subprocess.run([program, "--version"], capture_output=True, text=True) if program.exists() else None
     if version is None or f"uv=={version.stdout.split()[1]}" != UV:
+        print(f"Fetching {UV}, which installs the packages", flush=True)
         subprocess.run([*_PIP, "install", "--quiet", UV], check=True)
     return str(program)
 

@@ -24,4 +24,4 @@ def required_by(setting: str, extra: str) -> Iterator[None]:
 def advice(*extras: str) -> str:
     """Return the commands that install some extras."""
     names = ",".join(extras)
-    return f"install it: pip install 'local2[{names}]' (in a checkout: make extras EXTRAS='{' '.join(extras)}')"
+    return f"to install: pip install 'local2[{names}]' (in a checkout: make extras EXTRAS='{' '.join(extras)}')"
