@@ -40,11 +40,11 @@ def feed(kind: Kind, bus: Bus) -> AbstractAsyncContextManager[Feed]:
     return follow_streams(bus) if kind == "stream" else follow_journals(bus)
 
 
-async def write(bus: Bus, stream: str, count: int, pause: float = 0.0) -> None:
+async def write(bus: Bus, stream: str, count: int, pause: float = 0.0, text: str = "x") -> None:
     """Write the entries 1-1 to 1-(count + 1) of a journal; what is sent twice is written once."""
     writer, _ = await JournalWriter.claim(bus, stream, {}, 600)
-    for number in range(count):
-        await writer.append(EntryType.ANSWER, {"text": str(number)})
+    for _ in range(count):
+        await writer.append(EntryType.ANSWER, {"text": text})
         if pause:
             await asyncio.sleep(pause)
 
@@ -201,12 +201,12 @@ async def test_follower_beside_key_of_other_type_is_served(kind: Kind, bus: Bus,
 
 @BOTH
 async def test_follower_that_is_slow_does_not_delay_others(kind: Kind, bus: Bus) -> None:
-    """The slow one takes nothing until all others have everything; then it gets everything, too."""
+    """The slow one takes nothing until all others have 2 MB; then it gets everything, too."""
     async with feed(kind, bus) as feeding, asyncio.timeout(PATIENCE):
         slow = feeding.follow(key())
         first = asyncio.create_task(slow.next())
         others = [asyncio.create_task(read(feeding, key(), 500)) for _ in range(20)]
-        await write(bus, key(), 500)
+        await write(bus, key(), 500, text="x" * 4_000)
         assert await asyncio.gather(*others) == [ids(500)] * 20
         got = [entry_id for entry_id, _ in await first]
         while got[-1] != "1-501":

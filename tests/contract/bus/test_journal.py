@@ -239,6 +239,9 @@ async def test_journal_late_entry_is_added_once_behind_the_end(bus: Bus) -> None
     await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, message=MESSAGE, once="reward")
     kinds = [entry.type for entry in await read_journal(bus, KEY)]
     assert kinds == ["claimed", "completed", "critique", "reward"]
+    # nothing more of the writer comes behind it
+    with pytest.raises(Fenced):
+        await answer(writer, "late")
 
 
 async def test_journal_late_entry_waits_for_the_end(bus: Bus) -> None:

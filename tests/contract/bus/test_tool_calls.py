@@ -231,13 +231,17 @@ async def test_tool_answer_without_the_calls_token_is_ignored(
 ) -> None:
     async with callers.both(server) as asker:
         asked = asyncio.create_task(asker.ask("x", "c1", seconds=0.5))
-        await eventually(lambda: effects.runs("x") == 1)
+        other = asyncio.create_task(asker.ask("y", "c2", seconds=0.5))
+        await eventually(lambda: effects.runs("x") == effects.runs("y") == 1)
+        requests = [json.loads(fields["payload"]) for _, fields in client.xrange(REQUESTS.stream)]
+        tokens = {one["call_id"]: one["token"] for one in requests}
         forged = ToolResultMessage(query_id="1-1", call_id="c1", tool="probe", result="forged", duration_ms=1)
         fields = {"type": "tool.result", "call_id": "c1", "payload": encode(forged)}
-        for token in ({}, {"token": ""}, {"token": "guessed"}):
+        for token in ({}, {"token": ""}, {"token": "guessed"}, {"token": tokens["c2"]}):
             client.xadd(asker.context.inbox, {**fields, **token})
         client.xadd(asker.context.inbox, {"type": "nonsense", "payload": "{"})
-        assert (await asked).result == "you said x"
+        client.xadd(asker.context.inbox, {**fields, "token": tokens["c1"], "payload": "no result"})
+        assert [(await one).result for one in (asked, other)] == ["you said x", "you said y"]
 
 
 async def test_tool_request_of_any_client_is_answered(server: Server, callers: Callers, client: redis.Redis) -> None:

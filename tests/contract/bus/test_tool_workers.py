@@ -146,6 +146,8 @@ async def test_tool_request_that_cannot_be_read_blocks_no_other(
         assert (await asker.ask("good", "c2")).result == "you said good"
         await eventually(lambda: pending(client) == 0)
         await eventually(lambda: client.xlen(DEAD_LETTERS) >= 3)
+        # a call whose answer cannot be delivered has a stored result all the same
+        assert client.exists(result_key("probe", "odd"))
 
 
 # ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────
