@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import orjson
@@ -14,7 +13,6 @@ from support.waiting import eventually
 
 from services.gateway.sse import KEEP_ALIVE, Ending, journal_events
 from shared.bus import START, Bell, Bus, Entry, Follower, open_bell
-from shared.bus.endpoint import Endpoint
 from shared.bus.keys import journal_key
 from shared.errors import Fenced
 from shared.records.journal import (
@@ -68,73 +66,6 @@ def calls(raw: redis.Redis, command: str) -> int:
 # ── every entry once, in order ───────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("seed", range(8))
-async def test_whoever_joins_and_whatever_is_not_rung_every_entry_comes_once_in_order(
-    seed: int, redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # small limits, so that followers fall behind and catch up by pages; several owners, and entries without a ring
-    monkeypatch.setattr("shared.bus.follow._BEHIND", 400)
-    monkeypatch.setattr("shared.bus.follow._LARGEST_PAGE", 7)
-    rng = random.Random(seed)
-    keys = [journal_key(f"{n}-1", "A") for n in range(3)]
-    written: dict[str, list[str]] = {key: [] for key in keys}
-
-    async def write(key: str) -> None:
-        for _ in range(4):
-            writer = await claim(bus, key)
-            written[key].append(writer.position)
-            for n in range(30):
-                if rng.random() < 0.1:
-                    writer._number += 1
-                    entry = ("XADD", key, writer.position, "type", "answer", "time", 1, "data", '{"text":"unrung"}')
-                    await bus.link.call(*entry)
-                else:
-                    await writer.append(EntryType.ANSWER, {"text": str(n)})
-                written[key].append(writer.position)
-                if rng.random() < 0.3:
-                    await asyncio.sleep(rng.choice((0, 0.001, 0.005)))
-        await writer.append(EntryType.COMPLETED, {})
-        written[key].append(writer.position)
-        late = await append_after(bus, key, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique")
-        assert late is not None
-        written[key].append(late)
-
-    async def client(bell: Bell, key: str) -> None:
-        await asyncio.sleep(rng.random() * 0.3)
-        got: list[str] = []
-        ended = False
-        # leaves and comes back to where it was, as a client that reconnects does
-        while not ended:
-            follower = bell.follow(key, got[-1] if got else START)
-            for _ in range(rng.randrange(1, 30)):
-                found = await follower.next()
-                got += [entry_id for entry_id, _ in found]
-                ended = b"critique" in found[-1][1]
-                if ended:
-                    break
-                await asyncio.sleep(rng.choice((0, 0, 0.002, 0.02)))
-            follower.close()
-        assert got == written[key]
-
-    async with open_bell(bus) as bell, asyncio.timeout(40):
-        async with asyncio.TaskGroup() as group:
-            for key in keys:
-                group.create_task(write(key))
-                for _ in range(6):
-                    group.create_task(client(bell, key))
-        assert not bell._followers
-
-
-async def test_two_hundred_followers_of_one_journal_all_get_everything(bus: Bus) -> None:
-    async with open_bell(bus) as bell:
-        tasks = [asyncio.create_task(collect(bell, KEY, "1-101")) for _ in range(200)]
-        writer = await claim(bus)
-        for n in range(100):
-            await writer.append(EntryType.ANSWER, {"text": str(n)})
-        results = await asyncio.gather(*tasks)
-    assert results == [[f"1-{n}" for n in range(1, 102)]] * 200
-
-
 async def test_an_entry_that_was_not_rung_is_found(bus: Bus) -> None:
     async with open_bell(bus) as bell:
         follower = bell.follow(KEY)
@@ -161,23 +92,6 @@ async def test_what_comes_after_the_end_is_rung_too(bus: Bus, monkeypatch: pytes
         assert JournalEntry.parse(entry).type is EntryType.CRITIQUE
 
 
-@pytest.mark.parametrize("fault", ["drop", "cut"])
-async def test_nothing_is_missed_or_repeated_over_a_bad_network(fault: str, redis_url: str, bus: Bus) -> None:
-    keys = [journal_key(f"{n}-1", "A") for n in range(5)]
-    async with (
-        Proxy(redis_url, drop_every=6 if fault == "drop" else 0) as proxy,
-        Bus(proxy.url, "test/far", timeout=0.1) as far,
-        open_bell(far) as bell,
-    ):
-        tasks = [asyncio.create_task(collect(bell, key, "1-201")) for key in keys]
-        writers = [await claim(bus, key) for key in keys]
-        for number in range(200):
-            await asyncio.gather(*(writer.append(EntryType.ANSWER, {"text": str(number)}) for writer in writers))
-            if fault == "cut" and number % 20 == 0:
-                proxy.cut()
-        assert await asyncio.gather(*tasks) == [[f"1-{n}" for n in range(1, 202)]] * 5
-
-
 async def test_a_stream_ends_at_its_deadline_though_redis_went_away_over_a_read(redis_url: str) -> None:
     async def never() -> bool:
         return False
@@ -192,30 +106,6 @@ async def test_a_stream_ends_at_its_deadline_though_redis_went_away_over_a_read(
         finally:
             proxy.thaw()
     assert set(events) == {KEEP_ALIVE}
-
-
-async def test_a_connection_that_says_nothing_more_is_replaced(
-    redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Proxy(redis_url) as proxy, Bus(redis_url, "test/near", timeout=0.3) as near, open_bell(near) as bell:
-        # commands go the short way, the bell's connection through what stops
-        await asyncio.wait_for(near.link.connected.wait(), SOON)
-        monkeypatch.setattr(near.link, "server_of", lambda _stream: Endpoint.parse(proxy.url).server)
-        follower = bell.follow(KEY)
-        writer = await claim(bus)
-        await take(follower, "1-1")
-        waiting = asyncio.create_task(follower.next())
-        await listening(bell, KEY)
-        proxy.freeze()
-        before = proxy.connections
-        # what is written meanwhile is found all the same
-        await writer.append(EntryType.ANSWER, {"text": "x"})
-        assert await asyncio.wait_for(waiting, SOON)
-        waiting = asyncio.create_task(follower.next())
-        await eventually(lambda: proxy.connections > before, what="another connection is tried")
-        proxy.thaw()
-        await writer.append(EntryType.ANSWER, {"text": "y"})
-        await asyncio.wait_for(waiting, SOON)
 
 
 # ── the stream is the truth ──────────────────────────────────────────────────────────────────────────────────

@@ -7,20 +7,18 @@ import struct
 import time
 from pathlib import Path
 
-import orjson
 import pytest
 import redis
 from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, Recorder, consuming
 from support.consuming import STREAM as WORK
-from support.services import announced, running
+from support.services import running
 from support.waiting import eventually
 
 from shared.bus import Bus
 from shared.bus.clock import BusClock
-from shared.bus.keys import result_key
 from shared.bus.scripts import KEEP
-from shared.contracts import QUERY_CANCEL, TOOL_REQUEST, QueryCancel, ToolRequest
+from shared.contracts import TOOL_REQUEST
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
 
@@ -30,25 +28,6 @@ STREAM = TOOL_REQUEST.for_tool("probe")
 @pytest.fixture
 def probing(redis_url: str, tmp_path: Path) -> ProbeSettings:
     return ProbeSettings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.2, drain=1.0, concurrency=1)
-
-
-@pytest.mark.parametrize("skew", [-3600, -20, 20, 3600])
-async def test_a_call_between_hosts_whose_clocks_differ_is_run_and_answered(
-    skew: int, probing: ProbeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(probe, probing):
-        await announced(probing.redis_url, "probe")
-        # what follows runs on a host with another idea of the time
-        real = time.time_ns
-        monkeypatch.setattr(time, "time_ns", lambda: real() + skew * 1_000_000_000)
-        wall = time.time
-        monkeypatch.setattr(time, "time", lambda: wall() + skew)
-        async with open_context("asker", probing) as context:
-            client = ToolClient(context)
-            await eventually(client.schemas)
-            caller = Caller("1-1", deadline=context.bus.now_ms() + 10_000)
-            answer = await client.call("probe", {"text": "x"}, call_id="c", caller=caller, timeout=10)
-    assert (answer.result, answer.error) == ("you said x", None)
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -99,63 +78,6 @@ def test_the_bus_clock_is_what_the_server_says() -> None:
     assert clock.now_ms() > 1_000_400
     clock.learn([b"9000", b"0"], time.monotonic() - 1.0)
     assert clock.now_ms() > 9_000_000
-
-
-async def test_a_call_that_was_not_run_leaves_no_result_and_is_run_when_it_is_asked_for_again(
-    probing: ProbeSettings, raw: redis.Redis, redis_url: str
-) -> None:
-    async with Bus(redis_url, "test/1") as bus, running(probe, probing):
-        await announced(redis_url, "probe")
-        request = ToolRequest(
-            query_id="1-1", call_id="c", tool="probe", args={"text": "x"}, reply_to="local2:inbox:t:1"
-        )
-        raw.xadd("local2:inbox:t:1", {"type": "started"})
-        await bus.publish(STREAM.of(request, deadline=bus.now_ms() - 2_000, attempt=1))
-        await eventually(lambda: raw.xlen("local2:inbox:t:1") == 2)
-        told = orjson.loads(raw.xrange("local2:inbox:t:1")[-1][1][b"payload"])
-        assert told["error"] == "the query's deadline has passed"
-        assert not raw.exists(result_key("probe", "c"))
-        await bus.publish(STREAM.of(request, deadline=bus.now_ms() + 10_000, attempt=2))
-        await eventually(lambda: raw.exists(result_key("probe", "c")))
-    assert raw.hget("effects", "x") == b"1"
-
-
-async def test_a_cancelled_querys_call_that_still_waits_in_the_queue_is_not_run(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    async with running(probe, probing), open_context("asker", probing) as context:
-        client = ToolClient(context)
-        await eventually(client.schemas)
-
-        async def ask(text: str, query_id: str, seconds: float) -> str | None:
-            args = {"text": text, "seconds": seconds}
-            answer = await client.call("probe", args, call_id=text, caller=Caller(query_id), timeout=30, attempt=1)
-            return answer.error
-
-        first = asyncio.create_task(ask("first", "1-1", 2.0))
-        await eventually(lambda: raw.hget("effects", "first") == b"1")
-        second = asyncio.create_task(ask("second", "2-2", 0.0))
-        await eventually(lambda: raw.xlen(STREAM.stream) == 2)
-        await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="2-2")))
-        assert (await second, await first) == ("cancelled", None)
-    assert raw.hget("effects", "second") is None
-
-
-async def test_a_worker_that_comes_later_knows_which_queries_were_cancelled(
-    probing: ProbeSettings, raw: redis.Redis, redis_url: str
-) -> None:
-    async def done(bus: Bus) -> bool:
-        return await bus.backlog(STREAM.stream, "probe") == 0
-
-    async with Bus(redis_url, "test/1") as bus:
-        for query_id in ("1-1", "2-2"):
-            args = {"text": query_id}
-            request = ToolRequest(query_id=query_id, call_id=query_id, tool="probe", args=args)
-            await bus.publish(STREAM.of(request, attempt=1))
-        await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="1-1")))
-        async with running(probe, probing):
-            await eventually(lambda: done(bus))
-    assert raw.hgetall("effects") == {b"2-2": b"1"}
 
 
 def crc(data: bytes) -> int:

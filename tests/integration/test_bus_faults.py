@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,8 +16,7 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from shared.bus import Bus, ConnectionLost, Delivery
-from shared.errors import BusUnavailable
+from shared.bus import Bus, Delivery
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
 
@@ -128,110 +126,10 @@ async def test_redis_away_at_the_start_is_waited_for(redis_server: EmbeddedRedis
         await eventually(lambda: recorder.seen)
 
 
-async def test_a_participant_starts_when_redis_comes_up_after_it(redis_server: EmbeddedRedis, tmp_path: Any) -> None:
-    await asyncio.to_thread(redis_server.kill)
-    settings = ProbeSettings(redis_url=redis_server.url, data_dir=tmp_path, heartbeat=0.5)
-    async with running(probe, settings) as task:
-        await asyncio.sleep(0.3)
-        assert not task.done()
-        await asyncio.to_thread(redis_server.start)
-        await announced(redis_server.url, "probe")
-
-
 @asynccontextmanager
 async def through(url: str, **faults: Any) -> AsyncIterator[Proxy]:
     async with Proxy(url, **faults) as proxy:
         yield proxy
-
-
-@pytest.mark.parametrize("how", ["drop", "cut"])
-async def test_replies_are_never_given_to_another_command(redis_url: str, how: str) -> None:
-    every = 5 if how == "drop" else 0
-    async with through(redis_url, drop_every=every) as proxy, Bus(proxy.url, "test/1", timeout=0.2) as bus:
-
-        async def cut() -> None:
-            while True:
-                await asyncio.sleep(0.03)
-                proxy.cut()
-
-        cutting = asyncio.create_task(cut()) if how == "cut" else None
-
-        async def echo(n: int) -> None:
-            await asyncio.sleep(n % 40 / 100)
-            assert await bus.link.call("ECHO", f"n{n}") == b"n%d" % n
-            replies = await bus.link.pipe([("ECHO", f"a{n}"), ("ECHO", f"b{n}")])
-            assert replies == [b"a%d" % n, b"b%d" % n]
-
-        await asyncio.gather(*(echo(n) for n in range(400)))
-        # on a busy machine these may have left in so few writes that nothing happened to any
-        async with asyncio.timeout(60):
-            while bus.link.generation == 1:
-                await echo(0)
-        if cutting is not None:
-            cutting.cancel()
-
-
-async def test_a_command_that_may_not_be_repeated_fails_when_its_reply_is_lost(
-    redis_url: str, raw: redis.Redis
-) -> None:
-    async with through(redis_url) as proxy, Bus(proxy.url, "test/1", timeout=0.2) as bus:
-        await bus.link.call("PING")
-        proxy.drop_every = 1
-        sending = asyncio.create_task(bus.link.call("INCR", "count", retry=False))
-        await eventually(lambda: raw.get("count") == b"1")
-        with pytest.raises(ConnectionLost):
-            await sending
-        proxy.drop_every = 0
-        assert await bus.link.call("GET", "count") == b"1"
-
-
-async def test_what_had_no_answer_is_sent_again_in_its_order(redis_url: str, raw: redis.Redis) -> None:
-    async with through(redis_url) as proxy, Bus(proxy.url, "test/1", timeout=5.0) as bus:
-        await bus.link.call("PING")
-        proxy.freeze()
-        sending = []
-        for number in range(20):
-            sending.append(asyncio.create_task(bus.link.call("RPUSH", "order", number)))
-            # some in one write, some in later ones
-            await asyncio.sleep(0 if number % 4 else 0.02)
-        proxy.cut()
-        proxy.thaw()
-        await asyncio.gather(*sending)
-    assert [int(number) for number in raw.lrange("order", 0, -1)] == list(range(20))
-
-
-async def test_whoever_waits_on_a_connection_that_is_closed_is_told(redis_url: str) -> None:
-    async with through(redis_url) as proxy:
-        async with Bus(proxy.url, "test/1") as bus:
-            await bus.link.call("PING")
-            proxy.freeze()
-            sent = asyncio.create_task(bus.link.call("GET", "sent"))
-            await asyncio.sleep(0.05)
-            proxy.cut()
-            # no connection takes this one
-            queued = asyncio.create_task(bus.link.call("GET", "queued"))
-            await asyncio.sleep(0.05)
-        for waiting in (sent, queued):
-            with pytest.raises(BusUnavailable):
-                await asyncio.wait_for(waiting, 5.0)
-        with pytest.raises(BusUnavailable):
-            await asyncio.wait_for(bus.link.call("GET", "late"), 5.0)
-
-
-async def test_what_is_under_way_when_its_connection_is_closed_is_told(redis_url: str) -> None:
-    async with through(redis_url) as proxy:
-        async with Bus(proxy.url, "test/1") as bus:
-            await bus.link.call("PING")
-            proxy.freeze()
-            waiting = [
-                asyncio.create_task(bus.link.call("GET", "x")),
-                asyncio.create_task(bus.link.pipe([("GET", "x"), ("GET", "y")])),
-                asyncio.ensure_future(bus.link.commit([("SET", "x", "y")])),
-            ]
-            await asyncio.sleep(0.05)
-        for one in waiting:
-            with pytest.raises(BusUnavailable):
-                await asyncio.wait_for(one, 5.0)
 
 
 async def test_what_a_lost_reply_held_is_taken_up_and_uses_up_no_delivery(redis_url: str, raw: redis.Redis) -> None:
@@ -250,18 +148,6 @@ async def test_what_a_lost_reply_held_is_taken_up_and_uses_up_no_delivery(redis_
         recorder.gate.set()
         await eventually(lambda: consumer.handled == 2)
     assert recorder.deliveries == [1, 1]
-
-
-async def test_a_reply_lost_in_the_handshake_does_not_stall_the_connection(redis_url: str) -> None:
-    async with through(redis_url) as proxy, Bus(proxy.url, "test/1", timeout=0.2) as bus:
-        await bus.link.call("PING")
-        for lost in (1, 2, 3):
-            proxy._chunks = 0
-            proxy.drop_every = lost
-            proxy.cut()
-            await eventually(lambda: proxy.dropped > 0)
-            proxy.dropped = proxy.drop_every = 0
-            assert await asyncio.wait_for(bus.link.call("ECHO", "x"), 3.0) == b"x"
 
 
 async def test_a_write_that_outlived_its_claim_in_a_dead_network_is_not_made(redis_url: str, raw: redis.Redis) -> None:
@@ -287,56 +173,3 @@ async def test_a_write_that_outlived_its_claim_in_a_dead_network_is_not_made(red
                 await eventually(lambda: raw.client_list() and any("cut-off" in c["name"] for c in raw.client_list()))
                 await asyncio.sleep(0.5)
         assert raw.lrange("effects", 0, -1) == [b"fresh"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["drop", "cut"])
-async def test_a_thousand_tool_calls_over_a_bad_network_are_answered_and_run_once(
-    fault: str, redis_url: str, raw: redis.Redis, tmp_path: Any
-) -> None:
-    async with through(redis_url, drop_every=10 if fault == "drop" else 0) as proxy:
-        settings = ProbeSettings(
-            redis_url=proxy.url,
-            effects_url=redis_url,
-            data_dir=tmp_path,
-            concurrency=32,
-            # each reply that is lost is missed for so long
-            redis_timeout=0.25,
-        )
-
-        async def cut() -> None:
-            while True:
-                await asyncio.sleep(0.05)
-                proxy.cut()
-
-        cutting = asyncio.create_task(cut()) if fault == "cut" else None
-        async with (
-            running(probe, settings),
-            running(probe, settings),
-            open_context("asker", settings) as context,
-        ):
-            client = ToolClient(context)
-            await announced(redis_url, "probe", replicas=2, timeout=20)
-            await eventually(client.schemas, timeout=10)
-            limit = asyncio.Semaphore(64)
-
-            async def ask(n: int) -> None:
-                async with limit:
-                    answer = await client.call(
-                        "probe", {"text": f"t{n}"}, call_id=f"c{n}", caller=Caller("1-1"), timeout=50
-                    )
-                    assert answer.result == f"you said t{n}"
-
-            await asyncio.gather(*(ask(n) for n in range(1000)))
-            stream = "local2:tool.request.probe"
-            await eventually(lambda: raw.xpending(stream, "probe")["pending"] == 0, timeout=10)
-            group = raw.xinfo_groups(stream)[0]
-            assert group["lag"] in (0, None)
-        if cutting is not None:
-            cutting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await cutting
-        runs = {name.decode(): int(count) for name, count in raw.hgetall("effects").items()}
-        assert runs == {f"t{n}": 1 for n in range(1000)}
-        assert raw.xlen("local2:dead.letter") == 0
-        assert (proxy.dropped if fault == "drop" else proxy.connections) > 20

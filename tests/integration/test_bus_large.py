@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, STREAM, consuming
@@ -14,15 +13,10 @@ from support.proxy import Proxy
 from support.services import announced, running
 from support.waiting import eventually
 
-from shared.bus import Bus, Delivery
+from shared.bus import Delivery
 from shared.contracts import DEAD_LETTER, ToolResultMessage
-from shared.errors import PermanentError
-from shared.participant.registry import Registry
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
-
-RATE = 10_000_000
-SIZE = 8_000_000
 
 
 class Breaking(Proxy):
@@ -40,64 +34,6 @@ class Breaking(Proxy):
             sink.write(data)
             await sink.drain()
         raise EOFError
-
-
-async def both_seen(registry: Registry) -> bool:
-    return len(await registry.replicas()) == 2
-
-
-async def test_a_call_of_eight_megabytes_over_a_slow_line_is_answered_and_so_is_all_beside_and_after_it(
-    redis_url: str, raw: redis.Redis, tmp_path: Path
-) -> None:
-    async with Proxy(redis_url, rate=RATE) as proxy:
-        settings = ProbeSettings(
-            redis_url=proxy.url, effects_url=redis_url, data_dir=tmp_path, heartbeat=0.5, redis_timeout=0.5, drain=1.0
-        )
-        async with (
-            running(probe, settings),
-            open_context("asker", settings) as context,
-            Bus(redis_url, "test/looking") as looking,
-        ):
-            client = ToolClient(context)
-            await announced(redis_url, "probe")
-            await eventually(client.schemas)
-            registry = Registry(looking, freshness=0)
-
-            async def ask(name: str, text: str) -> str:
-                caller = Caller("1-1")
-                answer = await client.call("probe", {"text": text}, call_id=name, caller=caller, timeout=60, attempt=1)
-                return answer.result
-
-            async def seen_throughout(name: str) -> bool:
-                """Whether both gave signs of life at every look while the large call was under way."""
-                large = asyncio.create_task(ask(name, name + "x" * SIZE))
-                alive: list[bool] = []
-                while not large.done():
-                    assert await ask(f"{name} {len(alive)}", "y") == "you said y"
-                    alive.append(await both_seen(registry))
-                assert (await large) == f"you said {name}" + "x" * SIZE
-                assert len(alive) > 1
-                assert raw.hget("effects", name + "x" * SIZE) == b"1"
-                return all(alive)
-
-            # on a machine that others use a sign of life may be late by itself, but not every time
-            throughout = [await seen_throughout("large")]
-            while not throughout[-1] and len(throughout) < 3:
-                await eventually(lambda: both_seen(registry))
-                throughout.append(await seen_throughout(f"large{len(throughout)}"))
-            assert throughout[-1], "signs of life wait behind bulk"
-            assert await ask("after", "z") == "you said z"
-        # kept in the results' stream, but not beside thousands of its like: it has cut what came before it
-        kept = [len(fields[b"payload"]) for _, fields in raw.xrange("local2:tool.result.probe")]
-        assert max(kept) > SIZE
-        assert kept.index(max(kept)) < 10
-
-
-async def test_a_message_that_always_breaks_the_connection_ends_with_a_reason(redis_url: str) -> None:
-    async with Breaking(redis_url) as proxy, Bus(proxy.url, "test/1", timeout=0.5) as bus:
-        with pytest.raises(PermanentError, match="broke the connection to Redis 5 times"):
-            await bus.link.call("SET", "large", "x" * 4_000_000)
-        assert await bus.link.call("SET", "small", "x") == b"OK"
 
 
 async def test_what_cannot_be_written_takes_nothing_else_along(redis_url: str, raw: redis.Redis) -> None:

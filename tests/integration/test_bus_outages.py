@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,73 +12,26 @@ from typing import Any
 
 import pytest
 import redis
-import uvloop
 from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, STREAM, consuming
 from support.loopback import listening
-from support.proxy import Proxy
 from support.services import announced, running
 from support.slots import uncounted
 from support.waiting import always, eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from shared.bus import Bus, BusFull, Consumer, Delivery, Link, Route
+from shared.bus import Bus, BusFull, Consumer, Delivery, Route
 from shared.bus.claims import Claims
-from shared.bus.endpoint import Endpoint, Server
+from shared.bus.endpoint import Server
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.slots import Slots
 from shared.bus.wire import open_wire
-from shared.participant.service import open_context
-from shared.participant.tool_client import Caller, ToolClient
 
 HEARTBEAT = 0.2
 
 
 def probing(url: str, folder: Path, **more: Any) -> ProbeSettings:
     return ProbeSettings(redis_url=url, data_dir=folder, heartbeat=HEARTBEAT, drain=1.0, concurrency=8, **more)
-
-
-@contextlib.asynccontextmanager
-async def calls_at_two_workers(settings: ProbeSettings, url: str, seconds: float) -> AsyncIterator[list[Any]]:
-    """Eight calls that are running when the block begins, and are answered at its end."""
-    async with running(probe, settings), running(probe, settings), open_context("asker", settings) as context:
-        client = ToolClient(context)
-        await announced(url, "probe", replicas=2)
-        await eventually(client.schemas)
-
-        async def ask(n: int) -> Any:
-            args = {"text": f"t{n}", "seconds": seconds}
-            return await client.call("probe", args, call_id=f"c{n}", caller=Caller("1-1"), timeout=60)
-
-        calls = [asyncio.create_task(ask(n)) for n in range(8)]
-        effects = redis.Redis.from_url(settings.effects_url or url)
-        await eventually(lambda: effects.hlen("effects") == 8)
-        answers: list[Any] = []
-        yield answers
-        answers += await asyncio.gather(*calls)
-        assert {answer.error for answer in answers} == {None}
-        assert {int(count) for count in effects.hvals("effects")} == {1}, "a call ran twice"
-        effects.close()
-
-
-@pytest.mark.parametrize("down", [3 * HEARTBEAT + 0.3, 10 * HEARTBEAT])
-async def test_calls_go_on_over_a_restart_of_redis_and_none_runs_twice(
-    down: float, redis_server: EmbeddedRedis, tmp_path: Path, redis_url: str
-) -> None:
-    settings = probing(redis_server.url, tmp_path / "d", effects_url=redis_url)
-    async with calls_at_two_workers(settings, redis_server.url, 5.0):
-        await asyncio.to_thread(redis_server.kill)
-        await asyncio.sleep(down)
-        await asyncio.to_thread(redis_server.start)
-
-
-async def test_calls_go_on_while_the_network_is_frozen_and_none_runs_twice(redis_url: str, tmp_path: Path) -> None:
-    async with Proxy(redis_url) as proxy:
-        settings = probing(proxy.url, tmp_path, effects_url=redis_url)
-        async with calls_at_two_workers(settings, redis_url, 5.0):
-            proxy.freeze()
-            await asyncio.sleep(8 * HEARTBEAT)
-            proxy.thaw()
 
 
 class Sleepers:
@@ -402,65 +354,6 @@ async def test_the_dead_letter_of_a_failed_effect_outlives_who_was_to_write_it(
     assert len(ran) == 1
 
 
-@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_what_is_on_its_way_when_a_connection_is_given_up_does_not_arrive(runner: Callable[..., Any]) -> None:
-    """It is sent again over the next connection; the first copy would come later, out of its turn."""
-
-    async def main() -> int:
-        loop = asyncio.get_running_loop()
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            listening.setblocking(False)
-            # so that most of it waits at the sender
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
-            wire, _ = await open_wire(Server("127.0.0.1", listening.getsockname()[1]))
-            there, _address = await loop.sock_accept(listening)
-            with there:
-                wire.send([("SET", "key", b"x" * 1_500_000)])
-                wire.abort()
-                # a timer may come between the end of a connection and the news of it
-                wire.send([("PING",)])
-                await wire.lost
-                wire.send([("PING",)])
-                # the event loop closes the socket behind that
-                await asyncio.sleep(0.01)
-                arrived = 0
-                with contextlib.suppress(ConnectionError):
-                    while data := await loop.sock_recv(there, 65_536):
-                        arrived += len(data)
-                return arrived
-
-    assert runner(main()) < 1_500_000
-
-
-@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_a_connection_that_fell_silent_is_replaced_as_often_as_it_does(
-    redis_url: str, runner: Callable[..., Any]
-) -> None:
-    """The event loops differ in what becomes of a connection that is given up; participants run on uvloop."""
-
-    async def main() -> None:
-        async with Proxy(redis_url) as proxy, Link(Endpoint.parse(proxy.url).server, name="test", timeout=0.1) as link:
-            for round_ in range(2):
-                await link.call("SET", "round", round_)
-                used = proxy.connections
-                proxy.freeze()
-                waiting = asyncio.ensure_future(link.call("GET", "round"))
-                await eventually(lambda used=used: proxy.connections > used)
-                proxy.thaw()
-                assert await asyncio.wait_for(waiting, 30) == b"%d" % round_
-
-    runner(main())
-
-
-async def test_a_redis_that_takes_longer_than_the_time_out_for_everything_is_used_all_the_same(redis_url: str) -> None:
-    async with (
-        Proxy(redis_url, latency=0.3) as proxy,
-        Link(Endpoint.parse(proxy.url).server, name="test", timeout=0.05) as link,
-    ):
-        for _ in range(2):
-            assert await asyncio.wait_for(link.call("PING"), 30) == b"PONG"
-
-
 async def test_of_entries_that_are_written_together_only_the_refused_one_waits(
     redis_url: str, raw: redis.Redis
 ) -> None:
@@ -491,41 +384,6 @@ async def serving(
     """The URL of something that takes connections; each is closed when it has been answered, and all at the end."""
     async with listening(answer) as port:
         yield f"redis://127.0.0.1:{port}/0"
-
-
-@pytest.mark.parametrize("said", [b"", b"-READONLY It is a replica.\r\n", b"-LOADING Redis is loading.\r\n"])
-async def test_a_server_that_ends_every_connection_is_not_stormed(said: bytes) -> None:
-    """A proxy without a server behind it, a replica, a server that loads: each takes connections all the time."""
-    connections = 0
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        if said:
-            await reader.read(65_536)
-            writer.write(said * 100)
-            await writer.drain()
-
-    async with serving(answer) as url, Link(Endpoint.parse(url).server, name="test", timeout=0.5) as link:
-        asking = asyncio.create_task(link.call("GET", "x"))
-        await eventually(lambda: connections >= 3)
-        await asyncio.sleep(3.0)
-        asking.cancel()
-    # 0.02 + 0.04 + … to 0.5 s
-    assert connections < 15
-
-
-async def test_a_server_that_answers_nonsense_is_left_for_the_next() -> None:
-    came = 0
-
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal came
-        came += 1
-        writer.write(b"+OK\r\n" * 100)
-        await writer.drain()
-
-    async with serving(answer) as url, Link(Endpoint.parse(url).server, name="test", timeout=0.5):
-        await eventually(lambda: came >= 3)
 
 
 async def test_a_server_that_closes_the_connection_is_reported_in_its_own_words(raw: redis.Redis) -> None:

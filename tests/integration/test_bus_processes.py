@@ -127,22 +127,3 @@ async def test_a_process_that_waits_for_redis_can_be_told_to_leave(redis_server:
         assert waiting.process.poll() is None
         waiting.send(signal.SIGTERM)
         assert await waiting.ended(8.0) == 0
-
-
-async def test_a_restarted_redis_is_survived_by_processes_and_connections_do_not_grow(
-    redis_server: EmbeddedRedis,
-) -> None:
-    with redis.Redis.from_url(redis_server.url) as raw, child("judge", redis_server.url) as serving:
-        await announced(redis_server.url, "judge")
-
-        def connections() -> int:
-            return sum(row["name"].startswith("judge/") for row in raw.client_list())
-
-        before = connections()
-        for turn in range(1, 4):
-            await asyncio.to_thread(redis_server.stop)
-            await asyncio.to_thread(redis_server.start)
-            await publish(redis_server.url, 4)
-            await eventually(lambda: raw.xlen(USER_FEEDBACK.stream) == 4 * turn, timeout=2.0)  # noqa: B023
-            await eventually(lambda: connections() == before)
-        assert serving.process.poll() is None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,18 +13,15 @@ import pytest
 import redis
 from support.apps import ProbeSettings, probe
 from support.proxy import Proxy
-from support.services import announced, child, running
+from support.services import announced, running
 from support.waiting import always, eventually
 
-from shared.bus import Bus
 from shared.bus.keys import result_key
 from shared.contracts import (
-    QUERY_CANCEL,
     SETTINGS_UPDATE,
     TOOL_REQUEST,
     TOOL_SCHEMA,
     TOOL_SCHEMA_REQUEST,
-    QueryCancel,
     SettingsUpdate,
     ToolRequest,
     ToolSchemaRequest,
@@ -42,7 +36,6 @@ from shared.telemetry import metrics
 from shared.telemetry.meter import Meter
 
 STREAM = TOOL_REQUEST.for_tool("probe").stream
-RESULTS = "local2:tool.result.probe"
 CALLER = Caller("1-1", session_id="s", user_id="u")
 
 
@@ -72,216 +65,6 @@ def runs(raw: redis.Redis, text: str) -> int:
 
 async def ask(client: ToolClient, text: str, call_id: str = "c1", timeout: float = 5.0, **args: Any) -> Any:
     return await client.call("probe", {"text": text, **args}, call_id=call_id, caller=CALLER, timeout=timeout)
-
-
-async def test_a_call_is_answered_with_text_and_data(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with both(probing) as (client, _):
-        answer = await ask(client, "hello")
-    assert (answer.result, answer.error, answer.data) == ("you said hello", None, {"text": "hello"})
-    assert (answer.query_id, answer.call_id, answer.tool, answer.session_id) == ("1-1", "c1", "probe", "s")
-    published = raw.xrange(RESULTS)
-    assert len(published) == 1
-    assert published[0][1][b"correlation_id"] == b"1-1"
-    assert orjson.loads(published[0][1][b"payload"])["result"] == "you said hello"
-
-
-async def test_a_repeated_call_id_is_answered_from_the_stored_result(
-    probing: ProbeSettings, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # by message: nobody looks the result up in this time
-    monkeypatch.setattr("shared.participant.tool_client._PATIENCE", 60.0)
-    async with both(probing) as (client, _), asyncio.timeout(50):
-        first = await ask(client, "hello", timeout=60)
-        for _ in range(3):
-            assert await ask(client, "hello", timeout=60) == first
-    assert runs(raw, "hello") == 1
-    assert raw.xlen(RESULTS) == 1
-
-
-async def test_duplicates_at_the_same_time_run_once_and_all_are_answered(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    async with running(probe, probing), both(probing) as (client, _), asking(probing) as (other, _context):
-        await announced(probing.redis_url, "probe", replicas=2)
-        answers = await asyncio.gather(
-            *(ask(one, "hello", seconds=0.3) for one in (client, client, client, other, other))
-        )
-        assert {answer.result for answer in answers} == {"you said hello"}
-        await eventually(lambda: raw.xpending(STREAM, "probe")["pending"] == 0)
-    assert runs(raw, "hello") == 1
-    assert raw.xlen(RESULTS) == 1
-
-
-async def test_many_racing_duplicates_never_run_twice(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with running(probe, probing), both(probing) as (client, _), asking(probing) as (other, _context):
-        await announced(probing.redis_url, "probe", replicas=2)
-        await asyncio.gather(*(ask(one, f"t{n}", f"c{n}") for n in range(150) for one in (client, other, client)))
-    assert {int(count) for count in raw.hvals("effects")} == {1}
-    assert raw.hlen("effects") == 150
-
-
-async def test_a_worker_killed_in_the_middle_of_a_call_is_replaced_and_the_call_answered_once(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    with child("probe", probing.redis_url) as doomed:
-        await announced(probing.redis_url, "probe")
-        async with asking(probing) as (client, _):
-            call = asyncio.create_task(ask(client, "hello", seconds=0.5, timeout=10))
-            await eventually(lambda: runs(raw, "hello") == 1)
-            doomed.send(signal.SIGKILL)
-            async with running(probe, probing):
-                answer = await call
-                await eventually(lambda: raw.xpending(STREAM, "probe")["pending"] == 0)
-    assert answer.result == "you said hello"
-    assert runs(raw, "hello") == 2
-    assert raw.xlen(RESULTS) == 1
-
-
-async def test_a_worker_told_to_stop_finishes_its_call_and_leaves_no_consumer(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    with child("probe", probing.redis_url) as leaving:
-        await announced(probing.redis_url, "probe")
-        async with asking(probing) as (client, _):
-            call = asyncio.create_task(ask(client, "hello", seconds=0.5))
-            await eventually(lambda: runs(raw, "hello") == 1)
-            leaving.send(signal.SIGTERM)
-            assert (await call).result == "you said hello"
-            assert await leaving.ended() == 0
-    assert raw.xinfo_consumers(STREAM, "probe") == []
-    (group,) = raw.xinfo_groups(STREAM)
-    assert (group["lag"], group["pending"]) == (0, 0)
-    assert raw.hget("closed", "you said") == b"1"
-    assert not raw.keys("local2:replica:probe:*")
-    assert not raw.keys("local2:inbox:probe:*")
-
-
-async def test_a_worker_stopped_past_its_claim_writes_nothing_when_it_goes_on(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    with child("probe", probing.redis_url) as zombie:
-        await announced(probing.redis_url, "probe")
-        async with asking(probing) as (client, _):
-            call = asyncio.create_task(ask(client, "hello", seconds=1.5, timeout=60))
-            await eventually(lambda: runs(raw, "hello") == 1)
-            zombie.send(signal.SIGSTOP)
-            async with running(probe, probing):
-                assert (await call).result == "you said hello"
-                handled = raw.xlen(RESULTS)
-                zombie.send(signal.SIGCONT)
-                # it has gone on when it serves again
-                await eventually(lambda: int(raw.hget("ended", "hello") or 0) == 2)
-                await announced(probing.redis_url, "probe", replicas=2)
-                await asyncio.sleep(0.4)
-                assert raw.xlen(RESULTS) == handled == 1
-    assert runs(raw, "hello") == 2
-
-
-@pytest.mark.parametrize(
-    ("args", "error"),
-    [
-        ({}, "missing text argument"),
-        ({"text": ""}, "missing text argument"),
-        ({"text": "x", "seconds": "soon"}, "argument seconds: "),
-        ({"text": ["x"]}, "argument text: "),
-    ],
-)
-async def test_wrong_arguments_are_an_error_that_names_them(
-    args: dict[str, Any], error: str, probing: ProbeSettings
-) -> None:
-    async with both(probing) as (client, _):
-        answer = await client.call("probe", args, call_id="c", caller=CALLER, timeout=3)
-    assert answer.error is not None
-    assert answer.error.startswith(error)
-    assert answer.result == f"[tool error: {answer.error}]"
-
-
-async def test_a_tools_own_error_is_a_text_for_the_model(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with both(probing) as (client, _):
-        answer = await ask(client, "x", fail="search failed: 503")
-        assert await ask(client, "x", fail="search failed: 503") == answer
-    assert (answer.error, answer.result) == ("search failed: 503", "[tool error: search failed: 503]")
-    assert runs(raw, "x") == 1
-
-
-async def test_a_tool_that_nobody_ever_served_is_unknown(probing: ProbeSettings) -> None:
-    async with asking(probing) as (client, _):
-        answer = await client.call("nosuch", {}, call_id="c", caller=CALLER, timeout=3)
-    assert answer.result == "[unknown tool: 'nosuch']"
-
-
-async def test_a_tool_without_a_live_worker_is_not_asked(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with running(probe, probing):
-        await announced(probing.redis_url, "probe")
-    async with asking(probing) as (client, _):
-        answer = await ask(client, "x")
-    assert answer.result == "[tool unavailable]"
-    assert raw.xlen(TOOL_REQUEST.for_tool("probe").stream) == 0
-
-
-async def test_a_killed_worker_is_unavailable_after_three_heartbeats(probing: ProbeSettings) -> None:
-    with child("probe", probing.redis_url) as doomed:
-        await announced(probing.redis_url, "probe")
-        doomed.send(signal.SIGKILL)
-    async with asking(probing) as (client, _):
-        async with asyncio.timeout(30):
-            while await client.schemas():
-                await asyncio.sleep(0.02)
-        assert (await ask(client, "x")).result == "[tool unavailable]"
-
-
-async def test_a_tool_that_takes_too_long_is_a_timeout_and_is_stopped(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with both(probing) as (client, _):
-        started = time.monotonic()
-        answer = await ask(client, "slow", seconds=60, timeout=0.5)
-        assert answer.result == "[tool timeout after 0.5s]"
-        await eventually(lambda: raw.hget("ended", "slow") == b"1")
-        # long before the tool would have ended by itself
-        assert time.monotonic() - started < 30
-
-
-async def test_the_querys_deadline_bounds_a_call(probing: ProbeSettings) -> None:
-    async with both(probing) as (client, _):
-        started = time.monotonic()
-        caller = Caller("1-1", deadline=now_ms() + 900)
-        answer = await client.call("probe", {"text": "x", "seconds": 60}, call_id="c", caller=caller, timeout=50)
-        assert time.monotonic() - started < 30
-    assert answer.result.startswith("[tool timeout after 0.")
-
-
-async def test_a_call_whose_deadline_has_passed_is_not_started_and_may_be_asked_for_again(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    async with both(probing) as (_, context):
-        request = ToolRequest(
-            query_id="1-1", call_id="late", tool="probe", args={"text": "late"}, session_id="s", user_id="u",
-            reply_to=context.inbox,
-        )  # fmt: skip
-        answers: list[Any] = []
-        context.on_inbox("tool.result", lambda _id, fields: answers.append(orjson.loads(fields[b"payload"])))
-        await context.bus.publish(TOOL_REQUEST.for_tool("probe").of(request, deadline=context.bus.now_ms() - 1))
-        await eventually(lambda: answers)
-        assert answers[0]["error"] == "the query's deadline has passed"
-        assert runs(raw, "late") == 0
-        # that it was not begun is no result of it
-        await context.bus.publish(TOOL_REQUEST.for_tool("probe").of(request, attempt=2))
-        await eventually(lambda: len(answers) == 2)
-        assert (answers[1]["error"], answers[1]["result"]) == (None, "you said late")
-
-
-async def test_cancelling_a_query_stops_its_calls_and_no_other(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with both(probing) as (client, context):
-        doomed = asyncio.create_task(ask(client, "doomed", "c1", seconds=60, timeout=60))
-        other = asyncio.create_task(
-            client.call("probe", {"text": "other", "seconds": 0.5}, call_id="c2", caller=Caller("2-2"), timeout=30)
-        )
-        await eventually(lambda: runs(raw, "doomed") == 1 and runs(raw, "other") == 1)
-        await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="1-1")))
-        async with asyncio.timeout(30):
-            answer = await doomed
-        assert answer.error == "cancelled"
-        assert (await other).result == "you said other"
-    assert raw.hget("ended", "doomed") == b"1"
 
 
 async def test_new_settings_apply_to_new_calls_and_drop_none(probing: ProbeSettings, raw: redis.Redis) -> None:
@@ -360,36 +143,6 @@ async def test_the_schema_is_announced_at_start_and_on_request(probing: ProbeSet
         await eventually(lambda: raw.xlen(TOOL_SCHEMA.stream) == 2)
 
 
-async def test_an_answer_to_a_dead_requester_makes_no_inbox(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with running(probe, probing):
-        await announced(probing.redis_url, "probe")
-        async with Bus(probing.redis_url, "test/1") as bus:
-            request = ToolRequest(
-                query_id="1-1", call_id="c", tool="probe", args={"text": "x"}, reply_to="local2:inbox:asker:dead"
-            )
-            await bus.publish(TOOL_REQUEST.for_tool("probe").of(request))
-        await eventually(lambda: raw.xlen(RESULTS) == 1)
-    assert not raw.exists("local2:inbox:asker:dead")
-
-
-async def test_the_inbox_of_a_killed_process_expires(probing: ProbeSettings, raw: redis.Redis) -> None:
-    with child("probe", probing.redis_url):
-        await announced(probing.redis_url, "probe")
-    (inbox,) = raw.keys("local2:inbox:probe:*")
-    assert 0 < raw.ttl(inbox) <= 60
-
-
-async def test_an_answer_that_went_to_a_dead_owner_is_found_by_its_successor(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    async with both(probing) as (client, _):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2), asking(probing) as (dying, _context):
-                await ask(dying, "hello", seconds=0.6)
-        assert (await ask(client, "hello", seconds=0.6)).result == "you said hello"
-    assert runs(raw, "hello") == 1
-
-
 async def test_only_an_answer_with_the_calls_own_token_is_heard(
     probing: ProbeSettings, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,16 +207,6 @@ async def test_what_has_been_read_of_an_inbox_is_removed(probing: ProbeSettings,
         await eventually(lambda: raw.xlen(context.inbox) < 500, what="it is short again")
 
 
-async def test_a_poisoned_call_is_answered_too(probing: ProbeSettings, raw: redis.Redis) -> None:
-    raw.set("text", "not a stream")
-    async with both(probing) as (client, context):
-        bad = ToolRequest(query_id="1-1", call_id="bad", tool="probe", args={"text": "x"}, reply_to="text")
-        for _ in range(3):
-            await context.bus.publish(TOOL_REQUEST.for_tool("probe").of(bad))
-        assert (await ask(client, "good")).result == "you said good"
-        await eventually(lambda: raw.exists(result_key("probe", "bad")))
-
-
 async def test_older_names_of_a_tool_reach_it(probing: ProbeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("shared.contracts", fromlist=["x"]).TOOL_ALIASES, "old_probe", "probe")
     async with both(probing) as (client, _):
@@ -482,60 +225,6 @@ async def test_a_call_that_is_under_way_when_its_process_leaves_is_told(probing:
             await asyncio.sleep(0.1)
         with pytest.raises(BusUnavailable):
             await asyncio.wait_for(waiting, 10)
-
-
-async def test_a_requesters_connections_do_not_grow_with_its_calls(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with both(probing) as (client, context):
-        name = f"{context.bus.source}:"
-
-        def connections() -> int:
-            return sum(row["name"].startswith(name) for row in raw.client_list())
-
-        await ask(client, "x")
-        before = connections()
-        # commands, signs of life, and three that wait: for its group, its inbox and what it follows
-        assert before <= 5
-        tasks = [asyncio.create_task(ask(client, f"t{n}", f"c{n}", seconds=0.1, timeout=60)) for n in range(200)]
-        while not all(task.done() for task in tasks):
-            assert connections() == before
-            await asyncio.sleep(0.02)
-        assert {task.result().error for task in tasks} == {None}
-
-
-async def test_a_first_request_that_was_held_up_on_its_way_is_looked_up(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    """Whoever took its query over may have asked for the same call meanwhile."""
-    async with running(probe, probing), Proxy(probing.redis_url) as proxy:
-        await announced(probing.redis_url, "probe")
-        cut_off = probing.model_copy(update={"redis_url": proxy.url})
-        async with asking(cut_off) as (first, _), asking(probing) as (second, _):
-            await eventually(first.schemas)
-            proxy.freeze()
-            held = asyncio.create_task(
-                first.call("probe", {"text": "x"}, call_id="c1", caller=CALLER, timeout=20.0, attempt=1)
-            )
-            await asyncio.sleep(1.5)
-            again = await second.call("probe", {"text": "x"}, call_id="c1", caller=CALLER, timeout=5.0, attempt=2)
-            assert again.result == "you said x"
-            proxy.thaw()
-            assert (await held).result == "you said x"
-    assert runs(raw, "x") == 1
-
-
-async def test_a_call_asked_for_again_is_answered_though_the_earlier_request_is_too_late(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
-    """A worker that died holds the earlier one, whose deadline passes before it is taken over."""
-    earlier = ToolRequest(query_id="1-1", call_id="c1", tool="probe", args={"text": "x"})
-    raw.xgroup_create(STREAM, "probe", "0", mkstream=True)
-    async with Bus(probing.redis_url, "test/1") as bus:
-        await bus.publish(TOOL_REQUEST.for_tool("probe").of(earlier, deadline=now_ms() + 100))
-    assert raw.xreadgroup("probe", "dead", {STREAM: ">"})
-    async with both(probing) as (client, _):
-        again = await client.call("probe", {"text": "x"}, call_id="c1", caller=CALLER, timeout=10.0, attempt=2)
-    assert (again.result, again.error) == ("you said x", None)
-    assert runs(raw, "x") == 1
 
 
 async def test_a_call_is_found_though_the_clocks_of_two_masters_differ(
