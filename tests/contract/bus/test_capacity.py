@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
-from contract.bus.observing import Recorder, add, always, consumers, eventually, owners, pending, read_as, streams_of
+from contract.bus.observing import (
+    Recorder,
+    add,
+    always,
+    consumers,
+    eventually,
+    owners,
+    pending,
+    read_as,
+    read_waits,
+    streams_of,
+)
 from contract.bus.servers import Server
 from contract.bus.surface import STREAM, Delivery, consuming, route, suspended
 
@@ -158,15 +168,11 @@ async def test_resumed_entry_needs_no_new_entry_to_go_on(server: Server, client:
     async with consuming(server, handler, concurrency=1):
         add(client)
         await eventually(lambda: handler.waiting)
-        await eventually(lambda: _reads_wait(server))
+        await eventually(lambda: read_waits(server))
         began = time.monotonic()
         handler.resume.set()
         await eventually(lambda: handler.seen)
         assert time.monotonic() - began < 1.0
-
-
-def _reads_wait(server: Server) -> bool:
-    return any("b" in row["flags"] for node in server.nodes for row in node.client.client_list())
 
 
 async def test_fewer_slots_than_streams_starve_no_stream(server: Server, client: redis.Redis) -> None:
@@ -238,9 +244,8 @@ async def test_entry_at_its_last_delivery_runs_alone(server: Server, client: red
 async def test_idle_consumer_starts_an_entry_at_once(server: Server, client: redis.Redis, count: int) -> None:
     names = streams_of(count)
     recorder = Recorder()
-    starting: Callable[[], bool] = lambda: _reads_wait(server)  # noqa: E731
     async with consuming(server, {name: route(recorder) for name in names}, visibility_timeout=30):
-        await eventually(starting)
+        await eventually(lambda: read_waits(server))
         began = time.monotonic()
         add(client, 1, names[-1])
         await eventually(lambda: recorder.seen, every=0.001)

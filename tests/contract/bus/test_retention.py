@@ -192,8 +192,8 @@ async def test_trim_beside_running_work_loses_no_entry(server: Server, client: r
             ids += await bus.publish(*[note()] * 10)
             await trim(bus, SUBJECT)
             await asyncio.sleep(0)
-        await eventually(lambda: pending(client, group="g1") == pending(client, group="g2") == 0)
         await eventually(lambda: len(one.seen) == len(two.seen) == 400)
+        await eventually(lambda: pending(client, group="g1") == pending(client, group="g2") == 0)
         await trim(bus, SUBJECT)
     assert sorted(one.seen) == sorted(two.seen) == sorted(ids)
     assert client.xlen(STREAM) == 0

@@ -20,6 +20,7 @@ from contract.bus.observing import (
     owners,
     pending,
     read_as,
+    read_waits,
 )
 from contract.bus.servers import Server, network
 from contract.bus.surface import GROUP, STREAM, VISIBILITY_TIMEOUT, Delivery, consuming, dead_letters, suspended
@@ -110,7 +111,7 @@ async def test_new_consumer_watches_before_it_takes_over(server: Server, client:
     client.xclaim(STREAM, GROUP, "other", 0, [entry_id], idle=3_600_000, justid=True)
     recorder = Recorder()
     async with consuming(server, recorder, visibility_timeout=3.0):
-        await eventually(lambda: "r1" in consumers(client))
+        await eventually(lambda: read_waits(server))
         await always(lambda: not recorder.seen, 1.5)
         # the other one renews its claim as soon as it can
         client.xclaim(STREAM, GROUP, "other", 0, [entry_id], justid=True)

@@ -2,7 +2,7 @@
 
 seconds: how long each handler works.
 suspend: whether the handler waits without a slot meanwhile.
-shrink: whether the effect removes from the list of effects instead of appending.
+last_effect: a further command to write with the acknowledgement.
 The other options are those of surface.consuming.
 
 A handler of an entry with the text DEADLY ends its process by SIGKILL.
@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import uvloop
@@ -24,7 +25,7 @@ from contract.bus.surface import Delivery, Replica, call, consuming, decode, sus
 
 
 async def main(
-    url: str, name: str, seconds: float = 0.0, suspend: bool = False, shrink: bool = False, **options: Any
+    url: str, name: str, seconds: float = 0.0, suspend: bool = False, last_effect: Sequence[Any] = (), **options: Any
 ) -> None:
     running: list[Replica] = []
 
@@ -35,7 +36,7 @@ async def main(
             os.kill(os.getpid(), signal.SIGKILL)
         async with suspended(delivery) if suspend else contextlib.nullcontext():
             await asyncio.sleep(seconds)
-        return [("LREM", Worker.EFFECTS, 0, mark) if shrink else ("RPUSH", Worker.EFFECTS, mark)]
+        return [("RPUSH", Worker.EFFECTS, mark), *([tuple(last_effect)] if last_effect else [])]
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
