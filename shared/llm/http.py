@@ -126,11 +126,7 @@ class BoundedTransport(httpx.AsyncHTTPTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Raises httpx.HTTPError; reading the answer also raises AnswerTooLong."""
-        try:
-            response = await self._sent(request)
-        except UnicodeError as exc:
-            # a host name can have a form or a length that no resolver accepts
-            raise httpx.ConnectError(str(exc)) from exc
+        response = await self._sent(request)
         try:
             await refuse_compressed(response)
         except httpx.DecodingError:

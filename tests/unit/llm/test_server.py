@@ -195,6 +195,30 @@ async def test_where_a_redirect_leads_is_told_without_what_it_carries() -> None:
             await listed("ollama", url)
 
 
+@pytest.mark.parametrize(("backend", "question"), QUESTIONS, ids=lambda value: getattr(value, "__name__", value))
+async def test_redirect_is_an_error_and_is_not_followed(
+    backend: Backend, question: Callable[[Backend, str], Awaitable[None]]
+) -> None:
+    visits: list[bytes] = []
+
+    async def visited(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        visits.append(await reader.readuntil(b"\r\n\r\n"))
+
+    async with listening(visited) as port:
+        async with serving(answer(b"", "307 Temporary Redirect", f"location: http://127.0.0.1:{port}/there")) as url:
+            with pytest.raises(ModelError, match="answers with a redirect"):
+                await question(backend, url)
+        assert visits == []
+
+
+@pytest.mark.parametrize(
+    "host", ["a" * 70, f"{'a' * 63}.{'b' * 70}.invalid", "gpu..invalid"], ids=["label", "name", "dots"]
+)
+async def test_host_that_no_resolver_accepts_is_unavailable(host: str) -> None:
+    with pytest.raises(ModelError, match="check the spelling of the host in OLLAMA_HOST"):
+        await look("ollama", f"http://{host}:9")
+
+
 async def test_a_key_that_is_refused_is_told_with_its_variable() -> None:
     async with serving(ODD["no key"]) as url:
         with pytest.raises(ModelError, match=r"invalid api key; set LOCAL2_BACKEND_API_KEY to a key of the server"):
