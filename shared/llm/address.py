@@ -12,6 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from shared.errors import SettingsError
+from shared.extras import advice
 
 OLLAMA_PORT = 11434
 OPENAI_URL = "http://127.0.0.1:8000/v1"
@@ -97,8 +98,8 @@ def proxy_for(url: str) -> str | None:
     if kind in ("socks5", "socks5h"):
         if find_spec("socksio") is None:
             raise SettingsError(
-                f"{variable} names a SOCKS proxy, which needs a package: pip install 'httpx[socks]'; "
-                f"or add {host} to NO_PROXY"
+                f"{variable} names a SOCKS proxy, which needs the package socksio, which is not installed; "
+                f"{advice('socks')}; or add {host} to NO_PROXY"
             )
     elif kind not in ("http", "https"):
         raise SettingsError(f"{variable}: a proxy is http://, https:// or socks5://, not {kind}://")

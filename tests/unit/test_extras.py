@@ -61,6 +61,14 @@ MISSING = [
         "observability",
         id="metrics",
     ),
+    pytest.param(
+        "socksio",
+        "import os; os.environ['ALL_PROXY'] = 'socks5://127.0.0.1:1080';"
+        "from shared.llm.address import proxy_for; proxy_for('https://api.example.com')",
+        "ALL_PROXY",
+        "socks",
+        id="SOCKS proxy",
+    ),
 ]
 
 

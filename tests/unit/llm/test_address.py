@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 import pytest
 
@@ -155,11 +154,7 @@ def test_a_proxy_that_cannot_be_used_is_a_sentence(proxy: str, said: str, monkey
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_socks_proxy_without_its_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socks_proxy_stands_before_public_servers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1080")
     assert proxy_for("http://127.0.0.1:11434") is None
-    if find_spec("socksio") is not None:
-        assert proxy_for("https://api.example.com") == "socks5://127.0.0.1:1080"
-        return
-    with pytest.raises(SettingsError, match=r"ALL_PROXY names a SOCKS proxy.*httpx\[socks\].*api.example.com to NO_PR"):
-        open_http("https://api.example.com", None)
+    assert proxy_for("https://api.example.com") == "socks5://127.0.0.1:1080"
