@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import redis
-from support.consuming import GROUP, STREAM, Recorder, consuming
-from support.services import child, running
+from support.consuming import GROUP, STREAM
+from support.services import running
 from support.waiting import eventually
 
-from shared.bus import Bus, Delivery
+from shared.bus import Bus
 from shared.bus.keys import LETTERS_SEEN, once_key
-from shared.bus.letters import burying, drop, drop_forged, forged, letter_name, replay
+from shared.bus.letters import burying, drop_forged, forged, letter_name, replay
 from shared.contracts import (
     CRITIQUE_RESULT,
     DEAD_LETTER,
@@ -37,7 +36,6 @@ from shared.contracts import (
     encode,
 )
 from shared.envelope import Envelope, Message
-from shared.errors import PermanentError
 from shared.participant.service import Context, Service, Subscription
 from shared.participant.settings import Settings
 
@@ -127,129 +125,6 @@ async def test_a_thousand_malformed_entries_are_set_aside_and_the_good_ones_betw
         assert "malformed" in letter.reason or "no field 'payload'" in letter.reason
 
 
-async def test_a_handler_that_always_fails_is_tried_max_deliveries_times_and_set_aside_once(
-    redis_url: str, raw: redis.Redis
-) -> None:
-    tries: list[int] = []
-
-    async def handler(delivery: Delivery) -> list[Any]:
-        tries.append(delivery.deliveries)
-        raise RuntimeError("a bug")
-
-    options: dict[str, Any] = {"heartbeat": 0.05, "max_deliveries": 3}
-    async with consuming(redis_url, handler, **options), consuming(redis_url, handler, replica="r2", **options):
-        entry_id = raw.xadd(STREAM, {"payload": "x", "name": "value"}).decode()
-        await eventually(lambda: raw.xlen(DEAD) == 1)
-        await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
-    assert tries == [1, 2, 3]
-    (letter,) = letters(raw)
-    assert (letter.stream, letter.group, letter.entry_id) == (STREAM, GROUP, entry_id)
-    assert letter.fields == {"payload": "x", "name": "value"}
-    assert "3 deliveries" in letter.reason
-
-
-async def test_a_message_that_can_never_be_handled_is_set_aside_at_once(redis_url: str, raw: redis.Redis) -> None:
-    async def handler(delivery: Delivery) -> list[Any]:
-        raise PermanentError("no such thing")
-
-    async with consuming(redis_url, handler):
-        raw.xadd(STREAM, {"payload": "x"})
-        await eventually(lambda: raw.xlen(DEAD) == 1)
-    assert letters(raw)[0].reason == "no such thing"
-
-
-async def test_an_undertaker_that_fails_or_whose_effects_are_refused_does_not_stop_the_participant(
-    redis_url: str, raw: redis.Redis
-) -> None:
-    raw.set("text", "not a stream")
-    recorder = Recorder()
-
-    async def handler(delivery: Delivery) -> list[Any]:
-        if b"bad" in delivery.fields:
-            raise PermanentError("bad")
-        return await recorder(delivery)
-
-    async def refused(delivery: Delivery, reason: str) -> list[Any]:
-        return [("XADD", "text", "*", "a", "b")]
-
-    async def broken(delivery: Delivery, reason: str) -> list[Any]:
-        raise RuntimeError("a bug")
-
-    for round_, undertaker in enumerate((refused, broken), 1):
-        async with consuming(
-            redis_url, handler, undertaker=undertaker, replica=f"r{round_}", heartbeat=0.05, max_deliveries=2
-        ):
-            raw.xadd(STREAM, {"payload": "bad"})
-            raw.xadd(STREAM, {"payload": "good"})
-            await eventually(lambda: raw.xlen(DEAD) == round_ and len(recorder.seen) == round_)  # noqa: B023
-            await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
-
-
-async def test_an_entry_that_kills_its_process_each_time_is_set_aside_once(redis_url: str, raw: redis.Redis) -> None:
-    raw.xadd(STREAM, {"payload": "{}"})
-    options = {"LOCAL2_HEARTBEAT": "0.1", "LOCAL2_MAX_DELIVERIES": "2"}
-    for _ in range(2):
-        with child("deadly", redis_url, **options) as killed:
-            assert await killed.ended() == -signal.SIGKILL
-    assert raw.xlen(DEAD) == 0
-    with child("deadly", redis_url, **options):
-        await eventually(lambda: raw.xlen(DEAD) == 1)
-        await eventually(lambda: raw.xpending(STREAM, "deadly")["pending"] == 0)
-    (letter,) = letters(raw)
-    assert letter.deliveries == 3
-    assert raw.get("deaths") == b"2"
-
-
-async def test_an_entry_that_kills_its_process_takes_no_neighbours_along(redis_url: str, raw: redis.Redis) -> None:
-    for payload in ("harmless", "deadly", "harmless", "harmless"):
-        raw.xadd(STREAM, {"payload": payload})
-    options = {"LOCAL2_HEARTBEAT": "0.1", "LOCAL2_MAX_DELIVERIES": "3"}
-
-    def over() -> bool:
-        return raw.get("survivors") == b"3" and raw.xlen(DEAD) == 1
-
-    for _ in range(4):
-        with child("deadly", redis_url, **options) as killed:
-            await eventually(lambda: over() or killed.process.poll() is not None)
-    assert over()
-    assert raw.get("deaths") == b"3"
-    assert raw.xpending(STREAM, "deadly")["pending"] == 0
-    assert [letter.fields["payload"] for letter in letters(raw)] == ["deadly"]
-
-
-AWKWARD: list[list[bytes]] = [
-    [b"payload", b"text \xc3\xa9 \xe2\x80\xa8 \\x00", b"empty", b""],
-    [b"payload", bytes(range(256)), b"\xff\xfe", b"\x00"],
-    [b"name", b"first", b"name", b"second", b"payload", b"{}"],
-    [b"", b""],
-]
-
-
-@pytest.mark.parametrize("fields", AWKWARD, ids=["text", "binary", "repeated", "empty"])
-async def test_replay_puts_the_identical_fields_back(
-    fields: list[bytes], redis_url: str, bus: Bus, raw: redis.Redis
-) -> None:
-    broken = True
-
-    async def handler(delivery: Delivery) -> list[Any]:
-        if broken:
-            raise PermanentError("broken")
-        return [("SET", "seen", b"|".join(delivery.fields))]
-
-    async with consuming(redis_url, handler):
-        await bus.link.call("XADD", STREAM, "*", *fields)
-        await eventually(lambda: raw.xlen(DEAD) == 1)
-        broken = False
-        dead_id = raw.xrange(DEAD)[0][0].decode()
-        replayed = await replay(bus, dead_id)
-        await eventually(lambda: raw.get("seen") is not None)
-    assert raw.get("seen") == b"|".join(fields)
-    assert replayed is not None
-    assert (await bus.range(STREAM, replayed, replayed))[0][1] == fields
-    assert raw.xlen(DEAD) == 0
-    assert await replay(bus, dead_id) is None
-
-
 @pytest.mark.parametrize("rest", [b"{}", b"\xff"], ids=["text", "binary"])
 async def test_a_query_that_is_put_back_has_lost_the_turn_that_it_had(rest: bytes, bus: Bus, raw: redis.Redis) -> None:
     await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"turn", b"A", b"payload", rest], 5, "why"))
@@ -257,27 +132,6 @@ async def test_a_query_that_is_put_back_has_lost_the_turn_that_it_had(rest: byte
     replayed = await replay(bus, dead_id.decode())
     assert replayed is not None
     assert (await bus.range(STREAM, replayed, replayed))[0][1] == [b"payload", rest]
-
-
-async def test_a_letter_that_is_replayed_by_two_at_once_is_there_once(bus: Bus, raw: redis.Redis) -> None:
-    await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
-    (dead_id,) = [entry_id.decode() for entry_id, _ in raw.xrange(DEAD)]
-    fields = raw.xrange(DEAD)[0][1]
-    first = await replay(bus, dead_id)
-    # somebody died between putting it back and removing the letter, and somebody else does it again
-    raw.delete(DEAD)
-    raw.xadd(DEAD, fields, id=dead_id)
-    assert await replay(bus, dead_id) == first
-    assert raw.xlen(STREAM) == 1
-    assert raw.xlen(DEAD) == 0
-
-
-async def test_a_dropped_letter_is_gone_and_dropping_it_again_says_so(bus: Bus, raw: redis.Redis) -> None:
-    await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
-    dead_id = raw.xrange(DEAD)[0][0].decode()
-    assert await drop(bus, dead_id)
-    assert not await drop(bus, dead_id)
-    assert await replay(bus, dead_id) is None
 
 
 async def test_the_same_entry_is_set_aside_once_however_often_it_is_buried(bus: Bus, raw: redis.Redis) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from support.waiting import eventually
 from shared.bus import Bus, Route, Tail
 from shared.bus.keys import JANITOR, KNOWN_TOOLS
 from shared.bus.port import BusFull
-from shared.bus.streams import OBSERVED
 from shared.contracts import (
     AGENT_TRANSITION,
     DEAD_LETTER,
@@ -32,55 +30,6 @@ from shared.participant.janitor import Janitor
 
 SUBJECT = RESPONSE_GENERATION
 WORK = SUBJECT.stream
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(4))
-async def test_trimming_removes_exactly_what_every_group_has_finished_from_the_front(
-    seed: int, groups: int, bus: Bus
-) -> None:
-    rng = random.Random(seed)
-    entries: list[str] = []
-    delivered: list[list[str]] = [[] for _ in range(groups)]
-    pending: list[list[str]] = [[] for _ in range(groups)]
-    removed = 0
-    for n in range(groups):
-        await bus.link.call("XGROUP", "CREATE", WORK, f"g{n}", "0", "MKSTREAM")
-    for _ in range(250):
-        n = rng.randrange(groups)
-        what = rng.choice(("add", "read", "read", "ack", "ack", "ack", "trim"))
-        if what == "add":
-            added = await bus.link.pipe([("XADD", WORK, "*", "payload", "x")] * rng.randint(1, 12))
-            entries += [entry_id.decode() for entry_id in added]
-        elif what == "read":
-            count = rng.randint(1, 12)
-            reply = await bus.link.call("XREADGROUP", "GROUP", f"g{n}", "c", "COUNT", count, "STREAMS", WORK, ">")
-            found = [entry_id.decode() for entry_id, _ in reply[0][1]] if reply else []
-            delivered[n] += found
-            pending[n] += found
-        elif what == "ack" and pending[n]:
-            rng.shuffle(pending[n])
-            gone = [pending[n].pop() for _ in range(min(len(pending[n]), rng.randint(1, 12)))]
-            await bus.link.call("XACK", WORK, f"g{n}", *gone)
-        elif what == "trim":
-            removed += await bus.trim(SUBJECT)
-            needed = [e for e in entries if any(e in pending[g] or e not in delivered[g] for g in range(groups))]
-            oldest = entries.index(needed[0]) if needed else len(entries)
-            assert [entry_id for entry_id, _ in await bus.range(WORK)] == entries[oldest:]
-            for g in range(groups):
-                assert await bus.backlog(WORK, f"g{g}") == len(pending[g]) + len(entries) - len(delivered[g])
-    assert removed > 20
-
-
-async def test_an_abandoned_group_no_longer_holds_entries_back(bus: Bus, raw: redis.Redis) -> None:
-    for group in ("busy", "gone"):
-        raw.xgroup_create(WORK, group, "0", mkstream=True)
-    ids = [raw.xadd(WORK, {"payload": "x"}) for _ in range(10)]
-    raw.xreadgroup("busy", "c", {WORK: ">"}, count=6)
-    raw.xack(WORK, "busy", *ids[:6])
-    assert await bus.trim(SUBJECT) == 0
-    assert await bus.trim(SUBJECT, abandoned=["gone"]) == 6
-    assert raw.xlen(WORK) == 4
 
 
 class Time:
@@ -233,22 +182,6 @@ async def test_one_janitor_keeps_the_office(redis_url: str, bus: Bus, raw: redis
         assert raw.pttl(JANITOR) <= 20_000
 
 
-async def test_what_was_finished_a_moment_ago_stays_for_observers_unless_it_is_much(bus: Bus, raw: redis.Redis) -> None:
-    raw.xgroup_create(WORK, "g", "0", mkstream=True)
-
-    def finished(count: int, age_ms: int) -> None:
-        ids = [raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - age_ms}-{n + 1}") for n in range(count)]
-        raw.xreadgroup("g", "c", {WORK: ">"}, count=count)
-        raw.xack(WORK, "g", *ids)
-
-    finished(3, 90_000)
-    finished(4, 30_000)
-    assert await bus.trim(SUBJECT, spare_ms=60_000) == 3
-    assert raw.xlen(WORK) == 4
-    finished(OBSERVED, 0)
-    assert await bus.trim(SUBJECT, spare_ms=60_000) == OBSERVED + 4
-
-
 async def test_large_entries_that_are_finished_stay_for_nobody(
     bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,33 +233,6 @@ async def test_a_redis_without_room_is_tidied_by_who_has_the_office_or_by_anybod
         running.cancel()
     finally:
         raw.config_set("maxmemory", 0)
-
-
-@pytest.mark.parametrize("abandoned", [False, True])
-async def test_a_work_stream_that_nobody_reads_is_bounded_in_bytes_too(
-    abandoned: bool, bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shared.bus.streams._KEPT_BYTES", 1_000_000)
-    if abandoned:
-        raw.xgroup_create(WORK, "gone", "0", mkstream=True)
-    ids = [raw.xadd(WORK, {"payload": "x" * 100_000}) for _ in range(30)]
-    assert await bus.trim(SUBJECT, abandoned=["gone"]) > 0
-    kept = [entry_id for entry_id, _ in raw.xrange(WORK)]
-    assert 8 <= len(kept) <= 10
-    assert kept == ids[-len(kept) :]
-    # one that is larger than all that is kept is there until the next one comes
-    monkeypatch.setattr("shared.bus.streams._KEPT_BYTES", 1_000)
-    await bus.trim(SUBJECT, abandoned=["gone"])
-    assert raw.xlen(WORK) == 1
-
-
-@pytest.mark.parametrize("abandoned", [False, True])
-async def test_a_work_stream_that_nobody_reads_is_bounded(abandoned: bool, bus: Bus, raw: redis.Redis) -> None:
-    if abandoned:
-        raw.xgroup_create(WORK, "gone", "0", mkstream=True)
-    await bus.link.pipe([("XADD", WORK, "*", "payload", "x") for _ in range(SUBJECT.keep + 2_000)])
-    assert await bus.trim(SUBJECT, abandoned=["gone"]) > 0
-    assert SUBJECT.keep <= raw.xlen(WORK) <= SUBJECT.keep + 200
 
 
 async def test_a_stream_of_one_group_keeps_what_was_finished_for_a_second(
@@ -396,18 +302,6 @@ async def test_an_entry_is_finished_when_its_group_has_read_and_acknowledged_it(
     raw.xack(WORK, "g", first)
     assert await bus.finished(WORK, "g", first)
     assert not await bus.finished(WORK, "g", second)
-
-
-async def test_an_event_stream_forgets_what_is_older_than_the_retention_and_dead_letters_stay(redis_url: str) -> None:
-    async with Bus(redis_url, "test/short", retention=60) as bus:
-        old, young = now_ms() - 61_000, now_ms() - 50_000
-        for stream in (AGENT_TRANSITION.stream, DEAD_LETTER.stream):
-            # whole nodes of a stream are forgotten at once: each is far more than one node
-            for base in (old, young):
-                await bus.link.pipe([("XADD", stream, f"{base}-{n}", "x", "y" * 100) for n in range(1, 1_001)])
-        assert await bus.trim(AGENT_TRANSITION) >= 900
-        assert await bus.link.call("XLEN", AGENT_TRANSITION.stream) >= 1_000
-        assert await bus.trim(DEAD_LETTER) == 0
 
 
 @pytest.mark.parametrize(("retention", "expected"), [(100, 100), (5, 60)])

@@ -125,14 +125,19 @@ async def test_many_just_finished_entries_are_not_spared(server: Server, client:
         assert await trim(bus, SUBJECT, spare_ms=60_000) == 2_000
 
 
-async def test_work_stream_without_group_is_bounded(server: Server, client: redis.Redis) -> None:
+@pytest.mark.parametrize("abandoned", [(), ("gone",)], ids=["no group", "abandoned group"])
+async def test_work_stream_that_none_reads_is_bounded(
+    server: Server, client: redis.Redis, abandoned: tuple[str, ...]
+) -> None:
     unread = subject("unread", keep=100)
+    for group in abandoned:
+        client.xgroup_create(unread.stream, group, "0", mkstream=True)
     with client.pipeline(transaction=False) as pipe:
         for _ in range(1_000):
             pipe.xadd(unread.stream, {"payload": "x"})
         ids = pipe.execute()
     async with open_bus(server) as bus:
-        await trim(bus, unread)
+        await trim(bus, unread, abandoned=abandoned)
     kept = ids_of(client, unread.stream)
     assert 100 <= len(kept) <= 300
     assert kept == ids[-len(kept) :]
