@@ -43,6 +43,7 @@ async def test_tool_result_names_its_requests_entry(server: Server, callers: Cal
     async with callers.both(server) as asker:
         answer = await asker.ask("hello", trail=trail)
         assert trail.requests == [answer.request_id]
+        await eventually(lambda: client.xlen(RESULTS.stream) == 1)
         ((entry_id, published),) = client.xrange(RESULTS.stream)
         assert json.loads(published["payload"])["request_id"] == answer.request_id
         assert (published["causation_id"], published["correlation_id"]) == (answer.request_id, "1-1")
