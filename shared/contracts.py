@@ -20,6 +20,7 @@ from shared.envelope import Envelope
 from shared.errors import DecodeError
 
 PREFIX = "local2:"
+MCP = "mcp"  # the participant that serves the tools of MCP servers
 MAX_QUERY_CHARS = 400_000
 # The text that the model reads for a message of files alone; clients get an empty text.
 FILES_ALONE = "(The user sent the attached files without a question.)"
@@ -643,6 +644,14 @@ def canonical_tool(name: str, args: dict[str, Any]) -> str:
     if current == "search_memory" and name != current and args.get("topic"):
         return "recall_topic"
     return current
+
+
+def is_untrusted(name: str) -> bool:
+    """Return whether a participant or tool belongs to an untrusted worker: `web_…`, mcp, and its `server__tool`.
+
+    Untrusted workers read pages and programs of third parties, so that they may be captured.
+    """
+    return name.startswith("web_") or name == MCP or "__" in name
 
 
 def listed_tools(names: Iterable[str]) -> frozenset[str]:

@@ -138,14 +138,14 @@ class Message(Generic[P]):
 
     entry_id: the id that Redis gave the stream entry.
     deliveries: how often the entry has been handed to a replica, this time included.
-    parked: a context in which the handler waits for something without occupying one of the replica's slots.
+    suspended: a context in which the handler waits without occupying a slot of the replica.
     """
 
     entry_id: str
     envelope: Envelope
     payload: P
     deliveries: int = 1
-    parked: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    suspended: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
     def headers(self) -> dict[str, Any]:
         """The envelope fields that a message caused by this one inherits."""

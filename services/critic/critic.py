@@ -170,7 +170,7 @@ class Critic:
             await self.pairs.close(response.query_id)
             await self._skip(response)
         else:
-            parked = message.parked if message.deliveries <= _TRIED else None
+            parked = message.suspended if message.deliveries <= _TRIED else None
             turn = self._turns.turn(_asked(message), order(message.entry_id), _size(response), parked)
             async with turn as left:
                 if left is not None:

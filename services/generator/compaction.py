@@ -153,7 +153,7 @@ class Compactor:
             # taken back since
             return ()
         try:
-            text, told = await self._asked(self._model(message.parked), before, turns)
+            text, told = await self._asked(self._model(message.suspended), before, turns)
         except (ModelError, TimeoutError) as exc:
             # the next answer asks again; until then what does not fit is cut
             log.warning("compaction.failed", reason=str(exc) or "timeout")

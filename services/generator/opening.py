@@ -55,7 +55,7 @@ async def open_response(
         for entry in writer.begun:
             folding.add(*entry)
         writer.on_entry = folding.add
-        model = parts.behind(message.parked) if query.plain else parts.model
+        model = parts.behind(message.suspended) if query.plain else parts.model
         crossed = Crossed(context.bus, writer, caller)
         if before:
             await crossed.found(before)
@@ -144,6 +144,6 @@ async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: C
     flagged = parts.context.bus.link.call("EXISTS", cancel_key(caller.query_id))
     stopped, mine = await asyncio.gather(flagged, parts.lanes.mine(*place))
     if not stopped and not mine:
-        async with message.parked():
+        async with message.suspended():
             await parts.lanes.wait(*place)
     return not stopped

@@ -109,7 +109,7 @@ class Rewarding:
 
     async def _kept(self, message: Message[Any], work: Callable[[Store], R]) -> R:
         """However long the database is in the way, whose disk may be full: nothing is given up for that."""
-        return await retry_while_transient(lambda: self._access.with_store(work), message.parked)
+        return await retry_while_transient(lambda: self._access.with_store(work), message.suspended)
 
     async def response(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
         """Keeps an answer with the conversation that led to it: what a trainer calls the prompt."""

@@ -20,6 +20,7 @@ from shared.contracts import (
     TOOL_REQUEST,
     TOOL_RESULT,
     TOOL_SCHEMA,
+    is_untrusted,
 )
 from shared.errors import DecodeError
 
@@ -130,7 +131,8 @@ inbox_key = _family("inbox:<participant>:<replica>", "stream", "tool results and
     owner="the replica; written by whoever answers it", expires="a minute after its last heartbeat")
 once_key = _family("once:{<stream>}:<name>", "string", "the id of the entry that was published once under that name",
     owner="whoever publishes", expires="`retention` after its query's deadline; of a replayed dead letter a day")
-LETTERS_SEEN = _family("letters-seen", "string", "the newest dead letter of which is known that it is not forged",
+DEAD_LETTER_VERIFIED_UP_TO = _family("letters-seen", "string",
+    "the newest dead letter that was verified not to be forged",
     owner="the janitor", lasting="no")()
 result_key = _family(f"result:{{{TOOL_REQUEST.stream}.<tool>}}:<call_id>", "string", "the result of a call",
     owner="the tool's worker", expires="`retention`; a large one sooner")
@@ -209,7 +211,7 @@ DOCUMENT_VECTORS = _family("memory:document-vectors", "string", "the replica tha
 
 # ── participants ─────────────────────────────────────────────────────────────────────────────────────────────────
 replica_key = _family("replica:<participant>:<replica>", "string", "one live process: state, load, tools, facts",
-    owner="the replica", expires="three heartbeats")
+    owner="the replica", expires="the visibility timeout (three heartbeats)")
 REPLICAS = _family("replicas", "sorted set", "index of the above",
     owner="all", lasting="cleaned by whoever reads it")()
 starts_key = _family("starts:<participant>", "string", "how many replicas of it were ever started",
@@ -261,7 +263,7 @@ def _apart(part: str) -> str:
 
 
 # Prefixes of keys that untrusted workers may write.
-RATIONED = tuple(
+_QUOTA_KINDS = tuple(
     key.encode()
     for key in (
         inbox_key.pattern.partition("<")[0],
@@ -273,7 +275,7 @@ RATIONED = tuple(
 # The prefix of the request streams of tools. Only trusted participants write entries to them.
 REQUESTS = f"{TOOL_REQUEST.stream}.".encode()
 # Prefixes of keys with the name of a tool or a participant: untrusted workers may write those with an untrusted name.
-_RATIONED_BY_NAME = tuple(
+_QUOTA_KINDS_BY_NAME = tuple(
     key.encode()
     for key in (
         *(family.pattern.partition("<")[0] for family in (result_key, replica_key, schema_key, starts_key)),
@@ -282,20 +284,21 @@ _RATIONED_BY_NAME = tuple(
         once_key(DEAD_LETTER.stream, f"{TOOL_REQUEST.stream}."),
     )
 )
-# Names of untrusted workers: `web_…`, the participant mcp, and its tools `server__tool`.
-_UNTRUSTED = re.compile(rb"web_|mcp(:|$)|[^:}]*__")
 
 
 # For SCAN: all keys of this product.
 OURS = f"{PREFIX}*".encode()
 
 
-def rationed(key: bytes) -> bytes | None:
+def quota_kind(key: bytes) -> bytes | None:
     """Return the prefix of a key's kind; None for a key that no untrusted worker may write."""
-    if kind := next((kind for kind in RATIONED if key.startswith(kind)), None):
+    if kind := next((kind for kind in _QUOTA_KINDS if key.startswith(kind)), None):
         return kind
-    kind = next((kind for kind in _RATIONED_BY_NAME if key.startswith(kind)), None)
-    return kind if kind and _UNTRUSTED.match(key, len(kind)) else None
+    kind = next((kind for kind in _QUOTA_KINDS_BY_NAME if key.startswith(kind)), None)
+    if kind is None:
+        return None
+    name = re.split(rb"[:}]", key[len(kind) :], maxsplit=1)[0]
+    return kind if is_untrusted(name.decode(errors="replace")) else None
 
 
 def table() -> str:

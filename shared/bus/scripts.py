@@ -27,7 +27,7 @@ return id
 # A Redis that takes no writes refuses it to everybody, also to who has nothing to renew: that the others are silent
 # proves nothing then. Returns the server's time in ms, how many entries the heir has, how many are idle (each 0 or 1),
 # and the ids that are lost.
-KEEP = Script("""
+RENEW_CLAIMS = Script("""
 redis.call('XACK', KEYS[1], ARGV[1], '0-0')
 local mine, kept, lost = {}, {}, {}
 for _, row in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1000 + #ARGV, ARGV[2])) do
@@ -56,7 +56,7 @@ return {t[1] * 1000 + math.floor(t[2] / 1000), left, idle, lost}
 
 # Sets how many deliveries an entry has had, where it is this consumer's. KEYS: stream.
 # ARGV: group, consumer, id, how many.
-COUNT = Script("""
+SET_DELIVERY_COUNT = Script("""
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2]) > 0 then
   redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')
 end

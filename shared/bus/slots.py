@@ -1,4 +1,4 @@
-"""What a replica holds, and how much more it may take."""
+"""The entries that a replica holds, and how many more it may take."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from shared.bus.port import Command
-
-# Entries of one stream held at the same time: a number, or what says it now; None: as many as there are slots.
+# The most entries of one stream that a replica holds at the same time: a number, or a function that returns it.
+# None: as many as there are slots.
 Limit = int | Callable[[], int | None] | None
 
 
 @dataclass(eq=False, slots=True)
 class Delivery:
-    """An entry that this replica holds; `lost` when somebody else has taken it over, `settling` while its effects and
-    its acknowledgement are being written. `broken`: how often the connection broke over them. `letter`: what sets it
-    aside, once that is to be."""
+    """One attempt at one entry, from its read to its acknowledgement.
+
+    deliveries: how often the entry was delivered, this attempt included.
+    lost: another replica owns the entry. committing: its acknowledgement is being written, so that the entry may not be
+    pending any more although no other replica took it.
+    """
 
     stream: str
     entry_id: str
@@ -26,66 +28,63 @@ class Delivery:
     _slots: Slots
     task: asyncio.Task[None] | None = None
     lost: bool = False
-    settling: bool = False
-    broken: int = 0
-    letter: Command | None = None
+    committing: bool = False
 
-    async def slot(self) -> None:
-        """Waits for a slot, when there was none as it was taken: two came at once where one was waited for."""
+    async def acquire_slot(self) -> None:
+        """Wait for a slot, if the read brought more entries than there were free slots."""
         if self not in self._slots.working:
-            async with self._aside():
-                pass
+            await self._slots.acquire(self)
 
     @contextlib.asynccontextmanager
-    async def parked(self) -> AsyncIterator[None]:
-        """Gives the slot to other work while this entry waits for something (its claim is kept). Where its replica dies
-        meanwhile that was not its fault, and uses up no delivery."""
-        async with self._aside():
-            await self._slots.count(self, self.deliveries - 1)
-            yield
-        await self._slots.count(self, self.deliveries)
+    async def suspended(self) -> AsyncIterator[None]:
+        """Release the slot while the handler waits for something else; the claim is still renewed.
 
-    @contextlib.asynccontextmanager
-    async def _aside(self) -> AsyncIterator[None]:
-        self._slots.working.discard(self)
-        self._slots.changed.set()
+        A suspended attempt is no delivery: if the replica dies meanwhile, the entry was not the reason.
+        """
+        self._slots.release(self)
+        await self._slots.set_deliveries(self, self.deliveries - 1)
         try:
             yield
-            await self._slots.free_one()
-        finally:
-            self._slots.working.add(self)
+        except Exception:
+            await self._resume()
+            raise
+        await self._resume()
+
+    async def _resume(self) -> None:
+        await self._slots.acquire(self)
+        await self._slots.set_deliveries(self, self.deliveries)
 
 
 class Slots:
-    """The entries held, those of them that are being worked on, and the room that is left.
+    """The entries that a replica holds, and those of them that occupy a slot.
 
-    size: entries worked on at the same time. limits: entries of one stream held at the same time, parked ones included.
-    last: the number of deliveries after which an entry is given up. unblock: ends the read in progress. count: tells
-    Redis how many deliveries one has had.
+    size: the number of slots. limits: the limit of each stream, suspended entries included.
+    max_deliveries: deliveries after which an entry is given up. end_read: ends the blocking read; False if none waits
+    in Redis. set_deliveries: stores the number of deliveries of an entry in Redis.
     """
 
     def __init__(
         self,
         size: int,
         limits: dict[str, Limit],
-        last: int,
-        unblock: Callable[[], Awaitable[bool]],
-        count: Callable[[Delivery, int], Awaitable[None]],
+        max_deliveries: int,
+        end_read: Callable[[], Awaitable[bool]],
+        set_deliveries: Callable[[Delivery, int], Awaitable[None]],
     ) -> None:
         self.size = size
+        self.limits = limits
+        self.max_deliveries = max_deliveries
+        self.set_deliveries = set_deliveries
+        self._end_read = end_read
         self.held: dict[tuple[str, str], Delivery] = {}
         self.working: set[Delivery] = set()
-        # promised to the read in progress, and wanted back by what was parked
-        self.promised = 0
-        self.wanted = 0
+        # Slots that the read in progress may fill, and resuming entries that wait for a slot.
+        self.reserved_for_read = 0
+        self.waiters = 0
         self.changed = asyncio.Event()
-        self.limits = limits
-        self.last = last
-        self._unblock = unblock
-        self.count = count
 
-    def take(self, delivery: Delivery) -> bool:
-        """False when it is held already. Beyond the room that is left it waits for a slot (see Delivery.slot)."""
+    def add(self, delivery: Delivery) -> bool:
+        """Hold an entry; it occupies a slot if one is free (see Delivery.acquire_slot). False: it is held already."""
         key = (delivery.stream, delivery.entry_id)
         if key in self.held:
             return False
@@ -94,51 +93,60 @@ class Slots:
             self.working.add(delivery)
         return True
 
-    def give_back(self, delivery: Delivery) -> None:
+    def remove(self, delivery: Delivery) -> None:
         del self.held[delivery.stream, delivery.entry_id]
+        self.release(delivery)
+
+    def release(self, delivery: Delivery) -> None:
+        """Free the slot of an entry that stays held."""
         self.working.discard(delivery)
         self.changed.set()
 
     @property
-    def last_chance(self) -> bool:
-        """What has failed all times but one is tried alone: if it kills the process, its neighbours survive it."""
-        return self.last > 1 and any(delivery.deliveries == self.last for delivery in self.working)
+    def has_final_attempt(self) -> bool:
+        """Whether an entry is at its last attempt. It runs alone: if it kills the process, no other entry suffers."""
+        return self.max_deliveries > 1 and any(one.deliveries == self.max_deliveries for one in self.working)
 
-    def room(self) -> int:
-        return 0 if self.last_chance else self.size - len(self.working) - self.wanted
+    def free(self) -> int:
+        """Return how many more entries may be worked on; negative when resuming entries wait for slots."""
+        return 0 if self.has_final_attempt else self.size - len(self.working) - self.waiters
 
-    def room_of(self, stream: str) -> int | None:
-        """How many more entries of a stream may be held; None when it has no limit of its own."""
+    def free_of(self, stream: str) -> int | None:
+        """Return how many more entries of a stream may be held; None if it has no limit of its own."""
+        over = self._over_limit_of(stream)
+        return None if over is None else max(0, -over)
+
+    def suspended(self) -> list[Delivery]:
+        """Return the entries without a slot."""
+        return [delivery for delivery in self.held.values() if delivery not in self.working]
+
+    def over_limit(self) -> list[Delivery]:
+        """Return suspended entries above the limits, which may have been lowered; the old and the new ones evenly."""
+        found: list[Delivery] = []
+        for stream in self.limits:
+            over = self._over_limit_of(stream) or 0
+            if over > 0:
+                suspended = [delivery for delivery in self.suspended() if delivery.stream == stream]
+                found += suspended[:: max(1, len(suspended) // over)][:over]
+        return found
+
+    def _over_limit_of(self, stream: str) -> int | None:
+        """Return how many entries of a stream are held above its limit; None if it has none."""
         limit = self.limits[stream]
         if callable(limit):
             limit = limit()
-        return None if limit is None else max(0, limit - sum(held == stream for held, _ in self.held))
+        return None if limit is None else sum(held == stream for held, _ in self.held) - limit
 
-    def waiting(self) -> list[Delivery]:
-        """What is held and not worked on: it waits for something else."""
-        return [delivery for delivery in self.held.values() if delivery not in self.working]
-
-    def beyond(self) -> list[Delivery]:
-        """Of what waits, as much as there is beyond the limits, which may have become lower: of the old and the new."""
-        found: list[Delivery] = []
-        for stream, limit in self.limits.items():
-            most = limit() if callable(limit) else limit
-            over = 0 if most is None else sum(held == stream for held, _ in self.held) - most
-            if over > 0:
-                waiting = [delivery for delivery in self.waiting() if delivery.stream == stream]
-                found += waiting[:: max(1, len(waiting) // over)][:over]
-        return found
-
-    async def free_one(self) -> None:
-        """Waits until a slot is free for work that goes on; it comes before new entries."""
-        self.wanted += 1
+    async def acquire(self, delivery: Delivery) -> None:
+        """Wait until a slot is free for an entry that resumes. It comes before new entries."""
+        self.waiters += 1
         try:
-            while len(self.working) + self.promised >= self.size:
+            while len(self.working) >= self.size:
                 self.changed.clear()
-                # a read that may wait for long gives back what it was promised
-                if not self.promised:
-                    await self.changed.wait()
-                elif not await self._unblock():
-                    await asyncio.sleep(0.01)
+                await self.changed.wait()
         finally:
-            self.wanted -= 1
+            self.waiters -= 1
+        self.working.add(delivery)
+        if len(self.working) + self.reserved_for_read > self.size:
+            # The read in progress may bring an entry for this slot: end it, so that the next one asks for fewer.
+            await self._end_read()

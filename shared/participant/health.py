@@ -47,7 +47,7 @@ async def check(participant: str, url: str, patience: float = PATIENCE, *, alive
     async with Bus(url, f"health/{participant}", timeout=patience) as bus:
         try:
             async with asyncio.timeout(patience):
-                replicas = await Registry(bus, freshness=0).replicas()
+                replicas = await Registry(bus, heartbeat=0).replicas()
         except (TimeoutError, BusUnavailable):
             busy = "BUSY " in bus.link.trouble
             return alive, "Redis is kept busy by a script" if busy else "Redis does not answer"

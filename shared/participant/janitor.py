@@ -1,4 +1,4 @@
-"""Keeping the bus's streams short: one replica of all does it."""
+"""Trimming the bus's streams: one replica of all participants does it."""
 
 from __future__ import annotations
 
@@ -6,82 +6,83 @@ import asyncio
 from typing import Any
 
 from shared.bus import Bus, BusFull, ReplyError
-from shared.bus.claims import Watch
+from shared.bus.dead_letters import drop_forged
 from shared.bus.keys import JANITOR
-from shared.bus.letters import drop_forged
-from shared.contracts import DEAD_LETTER, TOOL_REQUEST, Subject
+from shared.bus.visibility import Visibility, Watch
+from shared.contracts import DEAD_LETTER, TOOL_REQUEST, Subject, is_untrusted
 from shared.errors import TransientError
 from shared.participant.quota import enforce_quota
-from shared.participant.registry import outside
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# Who looks at a work stream with XRANGE, or reconnects to it, finds what was finished in the last minute; of a stream
-# that one group reads alone, who looks four times a second as observers do.
+# Finished entries of a work stream stay this long for observers, who read with XRANGE or reconnect. Observers of a
+# stream with a single group read four times a second.
 _SPARE_MS = 60_000
 _SPARE_OF_ONE_MS = 1_000
-# A group of which a consumer gave a sign of life within this time is there; a consumer that gave none is removed.
+# A group is present if one of its consumers was active within this time; an inactive consumer is removed.
 _SILENT_MS = 60_000
-# A group that one janitor has watched absent for this long no longer holds entries back …
+# A group that one janitor has observed absent for this long no longer holds entries back …
 ABANDONED_MS = 3_600_000
-# … except the one that answers: its backlog is bounded by the gateway.
+# … except the generator's: the gateway bounds its backlog.
 ALWAYS_HELD = frozenset({"generator"})
-# Longer than this between two rounds, and the janitor was away itself.
+# Above this time between two rounds, the janitor was away itself.
 _GAP_MS = 60_000
 
 
 class Janitor:
-    """Trims every stream, `period` seconds after the last round.
+    """Trims every stream, `period` seconds after the last round, while this replica has the lease.
 
-    It believes only what it has seen itself without a gap, by the bus's clock: whoever starts first after a night, or
-    wakes up first, finds everybody else silent for hours.
+    A group counts as absent only while the janitor itself has observed the bus without a gap, by the bus's clock: the
+    first replica that wakes up after a night finds every other one silent for hours.
     """
 
     def __init__(self, bus: Bus, period: float) -> None:
         self._bus = bus
         self._period = period
-        self._watch = Watch(max(_GAP_MS, int(3 * period * 1000)))
-        # stream, group → the bus's time since which it has been absent
+        # A leader that misses three rounds loses the lease.
+        self._lease_ms = Visibility(period).timeout_ms
+        self._watch = Watch(max(_GAP_MS, self._lease_ms))
+        # (stream, group) → the bus's time since which the group has been absent
         self._absent: dict[tuple[str, str], int] = {}
 
     async def run(self) -> None:
-        """Until cancelled, or until it turns out that this participant's user of Redis may not."""
+        """Run until cancelled, or until Redis denies this participant's user the right."""
         while True:
             try:
-                if await self._elected():
+                if await self._has_lease():
                     await self.round()
                 else:
                     self._absent.clear()
             except ReplyError as exc:
                 if exc.code == "NOPERM":
-                    # others do it
+                    # Other participants may.
                     return
                 log.warning("janitor.failed", reason=str(exc))
             except TransientError as exc:
                 log.warning("janitor.failed", reason=str(exc))
             await asyncio.sleep(self._period)
 
-    async def _elected(self) -> bool:
-        """One keeps the office as long as it lives: what it has watched is not known to another."""
+    async def _has_lease(self) -> bool:
+        """Acquire or renew the lease. The leader keeps it as long as it lives: its observations are not shared."""
         try:
-            return await self._bus.lease(JANITOR, self._bus.source, int(3 * self._period * 1000))
+            return await self._bus.lease(JANITOR, self._bus.source, self._lease_ms)
         except BusFull as exc:
-            # nobody has the office, and nobody can be given it before there is room: each round makes some
+            # No replica has the lease or can acquire it before there is room: each round makes some.
             if not str(exc).startswith("OOM"):
                 raise
             return True
         except ReplyError as exc:
             if exc.code == "WRONGTYPE":
-                # nobody's: it would stay for ever
+                # A key of another type never expires.
                 await self._bus.link.call("DEL", JANITOR)
             raise
 
     async def round(self) -> None:
-        """Trims every stream once, and puts it right."""
+        """Trim every stream once, and repair blocked ones."""
         await self._bus.tell_time()
         now = self._bus.now_ms()
-        if self._watch.look(now) <= 0:
+        if self._watch.observe(now) <= 0:
             self._absent.clear()
         await enforce_quota(self._bus)
         subjects = await self._bus.subjects()
@@ -94,13 +95,14 @@ class Janitor:
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
                 spare = _SPARE_OF_ONE_MS if subject.single_group else _SPARE_MS
                 await self._bus.trim(subject, spare_ms=spare, abandoned=abandoned)
-                if _untrusted(subject.name):
+                tool = subject.name.removeprefix(f"{TOOL_REQUEST.name}.")
+                if tool != subject.name and is_untrusted(tool):
                     await self._bus.drop_excess_consumers(subject.stream)
             except BusFull as exc:
-                # what cannot be noted must not keep the others from being trimmed, which makes room
+                # Trimming the other streams makes room.
                 log.warning("janitor.full", stream=subject.stream, reason=str(exc))
             except ReplyError as exc:
-                # one key that is no stream must not keep the others from being trimmed
+                # A key of another type must not stop the other streams from being trimmed.
                 if exc.code != "WRONGTYPE":
                     raise
                 log.error("bus.not_a_stream", stream=subject.stream, error=str(exc))
@@ -112,9 +114,3 @@ class Janitor:
         return [
             group for group in absent if now - self._absent.setdefault((subject.stream, group), now) >= ABANDONED_MS
         ]
-
-
-def _untrusted(subject: str) -> bool:
-    """Return whether an untrusted worker reads a subject: a web worker, or mcp with its `server__tool`."""
-    tool = subject.removeprefix(f"{TOOL_REQUEST.name}.")
-    return tool != subject and (outside(tool) or "__" in tool)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from shared.bus import Bus, BusFull, Command, ReplyError, order
 from shared.bus.keys import schema_key, starts_key
+from shared.bus.visibility import Visibility
 from shared.errors import TransientError
 from shared.participant.registry import ReplicaInfo, announcing, leaving, repair_index, still_there
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-MISSED = 3
 _INBOX_SECONDS = 60
 
 
@@ -35,6 +35,7 @@ class Presence:
         read: Callable[[], str],
         told: Callable[[], ReplicaInfo],
         described: bytes,
+        heartbeat: float,
     ) -> None:
         self._bus = bus
         self._participant = participant
@@ -43,6 +44,7 @@ class Presence:
         self._read = read
         self._told = told
         self.described = described
+        self._visibility = Visibility(heartbeat)
         # Whether Redis has refused the description: the next heartbeat writes it.
         self._undescribed = False
         self.full: str | None = None
@@ -83,9 +85,9 @@ class Presence:
             return
         self._undescribed = False
 
-    async def announce(self, heartbeat: float) -> None:
+    async def announce(self) -> None:
         """Write the registry entry, which expires after the visibility timeout."""
-        ttl = int(heartbeat * MISSED * 1000)
+        ttl = self._visibility.timeout_ms
         there: list[Command] = [("EXISTS", schema_key(self._participant)), ("EXPIRE", self._inbox, _INBOX_SECONDS)]
         try:
             replies = await self._bus.pulse.pipe([*announcing(self._told(), ttl), *there])
@@ -108,12 +110,12 @@ class Presence:
         await self._bus.pulse.pipe_raw([("XTRIM", self._inbox, "MINID", "=", f"{ms}-{number + 1}")])
         await self._bus.unblock_stream(self._inbox)
 
-    async def run(self, heartbeat: Callable[[], float]) -> None:
+    async def run(self) -> None:
         """Announce with every heartbeat until cancelled."""
         now = asyncio.get_running_loop().time
         while True:
-            due = now() + heartbeat()
-            beat = (self.announce(heartbeat()), self._tidy(), self._bus.tell_time(), self._bus.keep_scripts())
+            due = now() + self._visibility.heartbeat
+            beat = (self.announce(), self._tidy(), self._bus.tell_time(), self._bus.keep_scripts())
             for failure in await asyncio.gather(*beat, return_exceptions=True):
                 await self._missed(failure)
             await asyncio.sleep(due - now())

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shared.bus import Bus, Command
-from shared.bus.keys import OURS, REQUESTS, rationed
+from shared.bus.keys import OURS, REQUESTS, quota_kind
 from shared.bus.scripts import DROP_EMPTY
 from shared.contracts import DEAD_LETTER
 from shared.participant.room import SCARCE, memory
@@ -38,7 +38,7 @@ async def enforce_quota(bus: Bus) -> int:
     quota = max(int(min(limits) * _QUOTA_SHARE), _MIN_QUOTA_BYTES)
     kinds: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
     async for raw in bus.scan(OURS):
-        found = [(kind, key) for key in raw if (kind := rationed(key)) is not None]
+        found = [(kind, key) for key in raw if (kind := quota_kind(key)) is not None]
         for (kind, key), size in zip(found, await _sizes(bus, [key for _, key in found]), strict=True):
             kinds[kind].append((size, key))
     removed = 0

@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Command, Port, ReplyError, grouping
-from shared.bus.claims import Watch
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.bus.port import NO_WRITES, checked
 from shared.bus.streams import named
-from shared.contracts import TOOL_REQUEST
+from shared.bus.visibility import Visibility, Watch
+from shared.contracts import MCP, TOOL_REQUEST, is_untrusted
 from shared.errors import TransientError
 from shared.telemetry.logging import get_logger
 from shared.telemetry.unread import not_understood
@@ -29,8 +29,6 @@ RELEASE = 2
 # A name that models and users can use. So many are remembered, those first that somebody serves.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_TOOLS = 1_000
-_OUTSIDE = "web_"
-_MCP = "mcp"
 # Unfinished requests of an untrusted worker's tool above which further calls are refused: the worker may not read them,
 # and nothing that waits in a stream is ever removed.
 MOST_WAITING = 10_000
@@ -56,18 +54,15 @@ class ReplicaInfo:
     release: int = 0
 
 
-def outside(participant: str) -> bool:
-    """Whether a participant touches the outside: by its name. It may be in somebody else's hands, so that nothing it
-    says counts beyond the one tool that is named like it."""
-    return participant.startswith(_OUTSIDE)
-
-
 def may_serve(participant: str, tool: object) -> bool:
-    """Whether what a participant says of a tool counts: one outside speaks of its own alone, which for mcp are those
-    named `server__tool`."""
-    if participant == _MCP:
+    """Return whether a participant may announce a tool.
+
+    An untrusted worker may announce its own tools only: a web worker the tool of its name, mcp those named
+    `server__tool`.
+    """
+    if participant == MCP:
         return "__" in str(tool)
-    return tool == participant or not outside(participant)
+    return tool == participant or not is_untrusted(participant)
 
 
 _FIELDS = frozenset(item.name for item in fields(ReplicaInfo))
@@ -132,23 +127,23 @@ _AHEAD_MS = 60_000
 
 
 class Registry:
-    """The live replicas and their tools, as of at most `freshness` seconds ago: half a heartbeat, where that matters.
+    """The live replicas and their tools, as of half a heartbeat ago at most.
 
-    Where `run` runs, whoever asks finds the answer there already, instead of waiting for two round trips. Who was there
-    before Redis was away, or everybody asleep, counts until he had time to come back (see Watch) and to say so.
+    While `run` runs, callers find the snapshot fresh and need not wait for two round trips. After an outage, the
+    replicas of the last snapshot count as live until they had time to come back (see Watch) and to announce themselves.
+    heartbeat: seconds between two announcements of a replica.
     """
 
-    def __init__(self, bus: Bus, freshness: float) -> None:
+    def __init__(self, bus: Bus, heartbeat: float) -> None:
         self._bus = bus
-        self._freshness = freshness
+        self._freshness = heartbeat / 2
+        self._visibility = Visibility(heartbeat)
         self._snapshot: list[ReplicaInfo] = []
         self._served: dict[str, dict[str, Any]] = {}
         self._offered: dict[str, dict[str, Any]] = {}
         self._overloaded: set[str] = set()
         self._taken = float("-inf")
-        self._watch = Watch(int(4 * freshness * 1000))
-        # ms in which everybody who is back says that he lives
-        self._heard = int(6 * freshness * 1000)
+        self._watch = Watch(self._visibility.gap_ms)
         self._lock = asyncio.Lock()
         self._wanted = asyncio.Event()
 
@@ -187,8 +182,8 @@ class Registry:
     def _merge_presumed_alive(self, found: list[ReplicaInfo], now: int, writes_refused: bool) -> list[ReplicaInfo]:
         """Add the replicas of the last snapshot as long as a live replica may not have renewed its entry yet."""
         if not writes_refused:
-            self._watch.look(now)
-            if now >= self._watch.back + self._heard:
+            self._watch.observe(now)
+            if now >= self._watch.back + self._visibility.timeout_ms:
                 return found
         there = {(info.participant, info.replica): info for info in (*self._snapshot, *found)}
         return sorted(there.values(), key=_place)
@@ -230,9 +225,10 @@ class Registry:
         """
         if not names:
             return
-        workers = sorted({info.participant for info in self._snapshot if outside(info.participant)})
-        # Tools of untrusted workers: a web worker's tool has the worker's name, mcp's are `server__tool`.
-        tools = [*workers, *(name for name in names if "__" in name)]
+        participants = {info.participant for info in self._snapshot} - {MCP}
+        # A web worker serves the tool of its name.
+        workers = sorted(filter(is_untrusted, participants))
+        tools = sorted({*workers, *filter(is_untrusted, names)})
         known, count, *replies = await self._bus.link.pipe_raw(
             [
                 ("SMISMEMBER", KNOWN_TOOLS, *names),

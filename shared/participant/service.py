@@ -40,7 +40,7 @@ log = get_logger()
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T", bound=AnyPayload)
-_JANITOR_BEATS = 5
+_JANITOR_HEARTBEATS = 5
 # For handing over and saying good-bye, after `drain`.
 _LEAVING_SECONDS = 4.0
 # For the last spans, after that.
@@ -65,7 +65,7 @@ class Context(Generic[S]):
         self.inbox = inbox_key(participant, replica)
         self._inbox = Inbox(self.inbox)
         self.tail = Tail(bus)
-        self.registry = Registry(bus, freshness=settings.heartbeat / 2)
+        self.registry = Registry(bus, settings.heartbeat)
         self.facts: dict[str, Any] = {}
         self.tools: list[dict[str, Any]] = []
         self.state = "starting"
@@ -75,7 +75,14 @@ class Context(Generic[S]):
         self.background: asyncio.TaskGroup
         described = {"schema": type(settings).get_settings_schema(), "defaults": start_settings.runtime_values()}
         self.presence = Presence(
-            bus, participant, replica, self.inbox, lambda: self._inbox.read, self._told, orjson.dumps(described)
+            bus,
+            participant,
+            replica,
+            self.inbox,
+            lambda: self._inbox.read,
+            self._told,
+            orjson.dumps(described),
+            settings.heartbeat,
         )
         self._on_settings: list[Callable[[S], Awaitable[None]]] = []
 
@@ -123,7 +130,7 @@ class Context(Generic[S]):
     async def announce(self) -> None:
         """Writes this replica's registry entry now; what a full Redis refuses comes with a later heartbeat."""
         with contextlib.suppress(BusFull):
-            await self.presence.announce(self.settings.heartbeat)
+            await self.presence.announce()
 
     def _told(self) -> ReplicaInfo:
         consumer = self.consumer
@@ -173,8 +180,8 @@ class Context(Generic[S]):
                 self.tail.run(),
                 self._inbox.run(self.bus),
                 self.registry.run(),
-                self.presence.run(lambda: self.settings.heartbeat),
-                Janitor(self.bus, self.settings.heartbeat * _JANITOR_BEATS).run(),
+                self.presence.run(),
+                Janitor(self.bus, _JANITOR_HEARTBEATS * self.settings.heartbeat).run(),
             ):
                 background.create_task(running)
             self.observe(SETTINGS_UPDATE, self._follow_settings, after=since)
@@ -284,12 +291,12 @@ class Subscription(Generic[T]):
             bind_ids(message.envelope.ids())
             return [context.bus.publishing(out) for out in await self.handle(message)]
 
-        async def undertaker(delivery: Delivery, reason: str) -> Sequence[Command]:
+        async def on_dead_letter(delivery: Delivery, reason: str) -> Sequence[Command]:
             if self.abandon is None:
                 return ()
             return [context.bus.publishing(out) for out in await self.abandon(receive(self.subject, delivery), reason)]
 
-        return Route(handler, undertaker, self.limit)
+        return Route(handler, on_dead_letter, self.limit)
 
 
 def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:
@@ -298,7 +305,7 @@ def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:
     if tracing.active():
         # what this message causes is caused by its handling
         envelope.traceparent = tracing.current() or envelope.traceparent
-    return Message(delivery.entry_id, envelope, subject.read(envelope.payload), delivery.deliveries, delivery.parked)
+    return Message(delivery.entry_id, envelope, subject.read(envelope.payload), delivery.deliveries, delivery.suspended)
 
 
 Build = Callable[[Context[S]], AbstractAsyncContextManager[Sequence[Work]]]

@@ -56,7 +56,10 @@ class Settings(BaseSettings):
     )
     redis_timeout: float = Field(default=0.5, gt=0, description="Seconds of silence before a connection is replaced")
     heartbeat: float = Field(
-        default=1.0, gt=0, description="Seconds between two heartbeats; three missed ones lose the work"
+        default=1.0,
+        gt=0,
+        description="Seconds between two heartbeats; after three missed ones (the visibility timeout) other replicas "
+        "take over the work",
     )
     max_deliveries: int = Field(default=5, ge=1, description="Attempts before an entry becomes a dead letter")
     drain: float = Field(default=5.0, ge=0, description="Seconds that SIGTERM leaves for finishing work in flight")

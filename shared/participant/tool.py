@@ -37,7 +37,7 @@ from shared.envelope import Envelope, Message
 from shared.errors import DecodeError, ToolError
 from shared.participant.deadlines import Deadlines
 from shared.participant.inbox import inbox_bound
-from shared.participant.registry import outside
+from shared.participant.registry import may_serve
 from shared.participant.service import Context, Service, Subscription, Work, receive
 from shared.participant.settings import Settings
 from shared.participant.tool_watch import watched_call, watching
@@ -510,8 +510,8 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
     async with one_at_a_time:
         tools = await offered.current.stack.enter_async_context(build(context.settings))
         works = offered.set(tools)
-    if outside(context.participant) and [tool.name for tool in tools] != [context.participant]:
-        raise TypeError(f"{context.participant} must serve one tool, of its own name: nobody hears of another one")
+    if not all(may_serve(context.participant, tool.name) for tool in tools):
+        raise TypeError(f"{context.participant} must serve one tool, named like itself: others are never offered")
     await offered.begin()
     try:
         yield [*works, *_older_names([tool.name for tool in tools])]

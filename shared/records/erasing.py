@@ -9,6 +9,7 @@ from contextlib import suppress
 import orjson
 
 from shared.bus import Bus, ReplyError, Script, order
+from shared.bus.dead_letters import drop
 from shared.bus.keys import (
     grade_key,
     inbox_key,
@@ -19,7 +20,6 @@ from shared.bus.keys import (
     result_key,
     verdict_key,
 )
-from shared.bus.letters import drop
 from shared.contracts import (
     ANSWER_DIALOG,
     CRITIQUE_RESULT,

@@ -73,7 +73,7 @@ class Stack:
         missing: set[str] = set(self.participants)
         until = time.monotonic() + _READY_SECONDS
         async with Bus(self._redis_url, "bench/ready") as bus:
-            registry = Registry(bus, freshness=0)
+            registry = Registry(bus, heartbeat=0)
             while missing:
                 if time.monotonic() > until:
                     raise TimeoutError(f"not ready after {_READY_SECONDS:g} s: {', '.join(sorted(missing))}")

@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 from shared.bus import Bus
 from shared.bus.clock import BusClock
-from shared.bus.scripts import KEEP
+from shared.bus.scripts import RENEW_CLAIMS
 from shared.contracts import TOOL_REQUEST
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
@@ -120,6 +120,6 @@ async def test_a_claim_that_lies_ahead_of_the_servers_clock_is_of_now_after_a_he
 
     before = [(ids[0], "dead", -60, 1), (ids[1], "silent", 1, 1), (ids[2], "r1", -60, 1)]
     assert ago() == before
-    await bus.link.call(*KEEP((WORK,), GROUP, "r1", "heir", 600_000))
+    await bus.link.call(*RENEW_CLAIMS((WORK,), GROUP, "r1", "heir", 600_000))
     # what is held by whoever asks is renewed when it is named
     assert ago() == [(ids[0], "dead", 0, 1), *before[1:]]

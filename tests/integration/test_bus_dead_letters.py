@@ -10,11 +10,13 @@ import pytest
 import redis
 from support.consuming import GROUP, STREAM
 from support.services import running
+from support.slots import nothing_to_end, uncounted
 from support.waiting import eventually
 
-from shared.bus import Bus
-from shared.bus.keys import LETTERS_SEEN, once_key
-from shared.bus.letters import burying, drop_forged, forged, letter_name, replay
+from shared.bus import Bus, Command, Delivery
+from shared.bus.dead_letters import dead_letter_command, drop_forged, forged, idempotency_key, replay
+from shared.bus.keys import DEAD_LETTER_VERIFIED_UP_TO, once_key
+from shared.bus.slots import Slots
 from shared.contracts import (
     CRITIQUE_RESULT,
     DEAD_LETTER,
@@ -45,6 +47,12 @@ DEAD = DEAD_LETTER.stream
 def letters(raw: redis.Redis) -> list[DeadLetter]:
     rows = raw.xrange(DEAD)
     return [DEAD_LETTER.decode(Envelope.parse("dead.letter", i.decode(), flat(fields))) for i, fields in rows]
+
+
+def given_up(bus: Bus, entry_id: str, fields: list[bytes], group: str = GROUP) -> Command:
+    """Return the command that writes the dead letter of an entry."""
+    slots = Slots(1, {STREAM: None}, 5, nothing_to_end, uncounted)
+    return dead_letter_command(bus, group, Delivery(STREAM, entry_id, fields, 5, slots), "why")
 
 
 def flat(fields: dict[bytes, bytes]) -> list[bytes]:
@@ -127,7 +135,7 @@ async def test_a_thousand_malformed_entries_are_set_aside_and_the_good_ones_betw
 
 @pytest.mark.parametrize("rest", [b"{}", b"\xff"], ids=["text", "binary"])
 async def test_a_query_that_is_put_back_has_lost_the_turn_that_it_had(rest: bytes, bus: Bus, raw: redis.Redis) -> None:
-    await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"turn", b"A", b"payload", rest], 5, "why"))
+    await bus.link.call(*given_up(bus, "1-1", [b"turn", b"A", b"payload", rest]))
     ((dead_id, _),) = raw.xrange(DEAD)
     replayed = await replay(bus, dead_id.decode())
     assert replayed is not None
@@ -136,17 +144,15 @@ async def test_a_query_that_is_put_back_has_lost_the_turn_that_it_had(rest: byte
 
 async def test_the_same_entry_is_set_aside_once_however_often_it_is_buried(bus: Bus, raw: redis.Redis) -> None:
     for _ in range(3):
-        await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
-    await bus.link.call(*burying(bus, STREAM, "another", "1-1", [b"payload", b"x"], 5, "why"))
+        await bus.link.call(*given_up(bus, "1-1", [b"payload", b"x"]))
+    await bus.link.call(*given_up(bus, "1-1", [b"payload", b"x"], "another"))
     assert [letter.group for letter in letters(raw)] == [GROUP, "another"]
 
 
 async def test_the_dead_letter_stream_is_bounded(bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.bus.streams._where", lambda _subject: (DEAD, 100))
     for start in range(0, 1000, 100):
-        await bus.link.pipe(
-            [burying(bus, STREAM, GROUP, f"1-{n}", [b"payload", b"x"], 5, "why") for n in range(start, start + 100)]
-        )
+        await bus.link.pipe([given_up(bus, f"1-{n}", [b"payload", b"x"]) for n in range(start, start + 100)])
     assert raw.xlen(DEAD) <= 300
 
 
@@ -167,7 +173,7 @@ def forge(raw: redis.Redis, entry_id: str) -> str:
 
 
 async def set_aside(bus: Bus, entry_id: str) -> str:
-    written = await bus.link.call(*burying(bus, STREAM, GROUP, entry_id, [b"payload", b"x"], 5, "why"))
+    written = await bus.link.call(*given_up(bus, entry_id, [b"payload", b"x"]))
     return str(written.decode())
 
 
@@ -180,14 +186,14 @@ async def test_the_letters_that_are_there_before_the_first_look_count_as_genuine
     said: str | None, witnessed: Bus, raw: redis.Redis
 ) -> None:
     if said is not None:
-        raw.set(LETTERS_SEEN, said)
+        raw.set(DEAD_LETTER_VERIFIED_UP_TO, said)
     await drop_forged(witnessed)
-    assert raw.get(LETTERS_SEEN) == b"0-0"
-    raw.set(LETTERS_SEEN, said) if said else raw.delete(LETTERS_SEEN)
+    assert raw.get(DEAD_LETTER_VERIFIED_UP_TO) == b"0-0"
+    raw.set(DEAD_LETTER_VERIFIED_UP_TO, said) if said else raw.delete(DEAD_LETTER_VERIFIED_UP_TO)
     found = [forge(raw, "1-1"), forge(raw, "2-1")]
     await drop_forged(witnessed)
     assert ids(raw) == found
-    assert raw.get(LETTERS_SEEN) == found[-1].encode()
+    assert raw.get(DEAD_LETTER_VERIFIED_UP_TO) == found[-1].encode()
 
 
 async def test_every_forged_letter_goes_however_many_there_are_and_nothing_else(
@@ -203,7 +209,7 @@ async def test_every_forged_letter_goes_however_many_there_are_and_nothing_else(
     genuine.append(await set_aside(witnessed, "4-1"))
     await drop_forged(witnessed)
     assert ids(raw) == [genuine[0], unread, genuine[1]]
-    assert raw.get(LETTERS_SEEN) == genuine[1].encode()
+    assert raw.get(DEAD_LETTER_VERIFIED_UP_TO) == genuine[1].encode()
     # one alone
     forge(raw, "5-1")
     await drop_forged(witnessed)
@@ -226,17 +232,17 @@ async def test_a_letter_is_vouched_for_by_its_own_note_as_long_as_nobody_has_loo
     assert [entry_id for entry_id, _ in letters] == [genuine, fake, copy, unread]
     for said in (None, "nonsense"):
         if said is not None:
-            raw.set(LETTERS_SEEN, said)
+            raw.set(DEAD_LETTER_VERIFIED_UP_TO, said)
         # what cannot be read keeps none behind it from being asked for
         assert await forged(witnessed, [letters[3], *letters[:3]]) == [fake, copy]
     assert f'"stream": "{DEAD}", "entry_id": "{unread}"' in capfd.readouterr().err
     # what was looked at, and was not removed then, is asked for no more
-    raw.set(LETTERS_SEEN, fake)
+    raw.set(DEAD_LETTER_VERIFIED_UP_TO, fake)
     assert await forged(witnessed, letters) == [copy]
-    raw.set(LETTERS_SEEN, copy)
+    raw.set(DEAD_LETTER_VERIFIED_UP_TO, copy)
     assert await forged(witnessed, letters) == []
 
 
 def test_a_letter_is_named_after_its_entry() -> None:
     letter = DeadLetter(stream="s", group="g", entry_id="1-1", deliveries=5, reason="why", fields={})
-    assert letter_name(letter) == "s:g:1-1"
+    assert idempotency_key(letter) == "s:g:1-1"

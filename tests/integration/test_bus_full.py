@@ -26,7 +26,7 @@ async def test_a_replica_is_not_taken_for_dead_while_redis_is_full(
             raw.config_set("maxmemory", raw.info("memory")["used_memory"] // 2)
             # an announcement is good for three heartbeats, or a second where it is only renewed
             await asyncio.sleep(2.5)
-            assert [one.state for one in await Registry(bus, freshness=0).replicas()] == ["ready"]
+            assert [one.state for one in await Registry(bus, heartbeat=0).replicas()] == ["ready"]
             raw.config_set("maxmemory", 0)
     finally:
         raw.config_set("maxmemory", 0)

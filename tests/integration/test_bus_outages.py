@@ -15,13 +15,14 @@ from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, STREAM
 from support.loopback import listening
 from support.services import announced, running
-from support.slots import uncounted
+from support.slots import nothing_to_end, uncounted
 from support.waiting import always
 
 from shared.bus import Bus, Delivery
 from shared.bus.claims import Claims
 from shared.bus.endpoint import Server
 from shared.bus.slots import Slots
+from shared.bus.visibility import Visibility
 from shared.bus.wire import open_wire
 
 HEARTBEAT = 0.2
@@ -44,15 +45,12 @@ class Sleepers:
         self.replicas: dict[str, tuple[Claims, Slots]] = {}
         self.taken: list[tuple[str, str]] = []
         for name in names:
-            slots = Slots(10, {STREAM: None}, 5, self._unblock, uncounted)
+            slots = Slots(10, {STREAM: None}, 5, nothing_to_end, uncounted)
             for _ in range(2):
                 entry_id = raw.xadd(STREAM, {"payload": name}).decode()
                 raw.xreadgroup(GROUP, name, {STREAM: ">"})
-                slots.take(Delivery(STREAM, entry_id, [], 1, slots))
-            self.replicas[name] = Claims(seen, GROUP, name, [STREAM], 1.0), slots  # type: ignore[arg-type]
-
-    async def _unblock(self) -> bool:
-        return False
+                slots.add(Delivery(STREAM, entry_id, [], 1, slots))
+            self.replicas[name] = Claims(seen, GROUP, name, [STREAM], Visibility(1.0)), slots  # type: ignore[arg-type]
 
     async def _call(self, *command: Any) -> Any:
         reply = await self._bus.pulse.call(*command)
@@ -64,20 +62,20 @@ class Sleepers:
             idle = row["time_since_delivered"] + seconds * 1000
             self._raw.xclaim(STREAM, GROUP, row["consumer"], 0, [row["message_id"]], idle=idle, justid=True)
 
-    async def adopts(self, name: str, *, watched: bool) -> None:
+    async def reclaims(self, name: str) -> None:
         claims, slots = self.replicas[name]
-        for found in await claims.orphans(STREAM, watched, 10, slots):
-            slots.take(Delivery(STREAM, found.entry[0], [], found.deliveries, slots))
-            self.taken.append((name, found.entry[1][1].decode()))
+        for found in await claims.reclaim(STREAM, 10, slots):
+            slots.add(found)
+            self.taken.append((name, found.fields[1].decode()))
 
     async def beats(self, awake: Iterable[str]) -> None:
         """Everybody who is awake lives through a second."""
         for name in awake:
             claims, slots = self.replicas[name]
-            assert await claims.beat(slots) == []
-            for watched in list(claims.orphaned.values()):
-                claims.orphaned.clear()
-                await self.adopts(name, watched=watched)
+            assert await claims.renew(slots) == []
+            if claims.reclaimable:
+                claims.reclaimable.clear()
+                await self.reclaims(name)
         self.passes(1)
 
 
@@ -125,7 +123,7 @@ async def test_what_was_found_silent_before_everybody_slept_proves_nothing_after
     for _ in range(5):
         await sleepers.beats("ab")
     sleepers.passes(600)
-    await sleepers.adopts("a", watched=True)
+    await sleepers.reclaims("a")
     assert sleepers.taken == []
     await sleepers.beats("ab")
     for _ in range(2):

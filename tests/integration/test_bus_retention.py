@@ -166,19 +166,19 @@ async def test_a_key_in_the_place_of_the_office_or_of_a_stream_stops_no_janitor(
 async def test_one_janitor_keeps_the_office(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
     async with Bus(redis_url, "other/1") as second:
         first, other = Janitor(bus, 5), Janitor(second, 5)
-        assert [await first._elected(), await other._elected(), await first._elected()] == [True, False, True]
+        assert [await first._has_lease(), await other._has_lease(), await first._has_lease()] == [True, False, True]
         # each round keeps it for three more, so that it goes with whoever dies
         raw.pexpire(JANITOR, 1_000)
-        assert await first._elected()
+        assert await first._has_lease()
         assert 14_000 < raw.pttl(JANITOR) <= 15_000
         raw.delete(JANITOR)
-        assert [await other._elected(), await first._elected()] == [True, False]
+        assert [await other._has_lease(), await first._has_lease()] == [True, False]
         # Redis' clock has gone back by an hour since its holder died
         raw.pexpire(JANITOR, 3_600_000)
-        assert not await first._elected()
+        assert not await first._has_lease()
         assert 50_000 < raw.pttl(JANITOR) <= 60_000
         raw.pexpire(JANITOR, 20_000)
-        assert not await first._elected()
+        assert not await first._has_lease()
         assert raw.pttl(JANITOR) <= 20_000
 
 
@@ -216,7 +216,7 @@ async def test_a_redis_without_room_is_tidied_by_who_has_the_office_or_by_anybod
     office: str, redis_url: str, bus: Bus, raw: redis.Redis
 ) -> None:
     janitor = Janitor(bus, 0.05)
-    assert await janitor._elected()
+    assert await janitor._has_lease()
     raw.xgroup_create(WORK, "g", "0", mkstream=True)
     entry_id = raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - 90_000}-1")
     raw.xreadgroup("g", "c", {WORK: ">"})
@@ -225,7 +225,7 @@ async def test_a_redis_without_room_is_tidied_by_who_has_the_office_or_by_anybod
     try:
         if office == "held":
             async with Bus(redis_url, "other/1") as second:
-                assert [await janitor._elected(), await Janitor(second, 0.05)._elected()] == [True, False]
+                assert [await janitor._has_lease(), await Janitor(second, 0.05)._has_lease()] == [True, False]
         else:
             raw.delete(JANITOR)
         running = asyncio.create_task(janitor.run())

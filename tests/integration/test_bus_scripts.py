@@ -23,7 +23,7 @@ from support.waiting import eventually
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.bus.port import Script
-from shared.bus.scripts import KEEP
+from shared.bus.scripts import RENEW_CLAIMS
 from shared.contracts import DEAD_LETTER
 from shared.participant import health
 from shared.participant.service import open_context
@@ -141,7 +141,7 @@ def test_whoever_may_load_scripts_knows_those_of_every_tool_worker() -> None:
         return set(json.loads(done.stdout))
 
     everybodys = known("shared.bus")
-    assert KEEP.sha in everybodys
+    assert RENEW_CLAIMS.sha in everybodys
     for worker in ("web_search", "web_fetch"):
         assert known(f"services.{worker}.service") == everybodys
 

@@ -9,7 +9,7 @@ import redis
 
 from shared.bus import Bus
 from shared.bus.port import Script
-from shared.bus.scripts import HAND_OVER, KEEP, PUBLISH_ONCE, REAP
+from shared.bus.scripts import HAND_OVER, PUBLISH_ONCE, REAP, RENEW_CLAIMS
 
 STREAM, GROUP = "s", "g"
 
@@ -77,7 +77,7 @@ async def test_a_heartbeat_keeps_what_is_ours_and_tells_what_is_not(bus: Bus, gr
     age(grouped, "r2", "5-0", "6-0")
     grouped.xack(STREAM, GROUP, "4-0")
     before = grouped.time()
-    now, left, idle, lost = await step(bus, KEEP, "r1", "heir", 50_000, "2-0", "5-0", "4-0", "1-0", "7-0")
+    now, left, idle, lost = await step(bus, RENEW_CLAIMS, "r1", "heir", 50_000, "2-0", "5-0", "4-0", "1-0", "7-0")
     after = grouped.time()
     assert before[0] * 1000 + before[1] // 1000 <= now <= after[0] * 1000 + after[1] // 1000
     # of how many there are it is only told that there are some
@@ -87,8 +87,8 @@ async def test_a_heartbeat_keeps_what_is_ours_and_tells_what_is_not(bus: Bus, gr
         ["5-0", "6-0"], ("r2", 1)
     )}  # fmt: skip
     assert read(grouped, "heir", 2) == ["7-0", "8-0"]
-    assert (await step(bus, KEEP, "r1", "heir", 70_000, "1-0"))[1:] == [1, 0, []]
-    assert (await step(bus, KEEP, "r1", "heir", 50_000, "3-0", "1-0", "2-0"))[1:] == [1, 1, []]
+    assert (await step(bus, RENEW_CLAIMS, "r1", "heir", 70_000, "1-0"))[1:] == [1, 0, []]
+    assert (await step(bus, RENEW_CLAIMS, "r1", "heir", 50_000, "3-0", "1-0", "2-0"))[1:] == [1, 1, []]
     assert silent(grouped) == ["5-0", "6-0"]
 
 
@@ -100,7 +100,7 @@ async def test_a_heartbeat_keeps_any_number_of_entries(bus: Bus, grouped: redis.
         pipe.execute()
     assert read(grouped, "r1", 2_301) == ids
     age(grouped, "r1", *ids)
-    assert (await step(bus, KEEP, "r1", "heir", 50_000, *ids[:-1]))[1:] == [0, 1, []]
+    assert (await step(bus, RENEW_CLAIMS, "r1", "heir", 50_000, *ids[:-1]))[1:] == [0, 1, []]
     assert silent(grouped) == ids[-1:]
 
 

@@ -25,8 +25,8 @@ import services.gateway.service
 import services.generator.service
 import services.memory.service  # noqa: F401 (all scripts that there are)
 from shared.bus import Bus, Command, Consumer, Delivery, Route
-from shared.bus.keys import FAMILIES, rationed
-from shared.bus.letters import drop, replay
+from shared.bus.dead_letters import drop, replay
+from shared.bus.keys import FAMILIES, quota_kind
 from shared.bus.port import Script
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, ToolRequest
 from shared.errors import DecodeError
@@ -307,11 +307,11 @@ async def test_a_server_that_it_has_filled_has_room_again_and_has_lost_nothing_o
         assert core.xlen("local2:query.received") == 1
 
 
-def test_everything_that_it_may_write_is_rationed() -> None:
+def test_keys_that_a_worker_may_write_have_a_quota() -> None:
     writing = {"set", "xadd", "zadd", "incr"}
     written = {key for key, can in documented().items() if can & writing}
     assert len(written) > 9
-    assert {key for key in written if rationed(f"{PREFIX}{key}".encode()) is None} == set()
+    assert {key for key in written if quota_kind(f"{PREFIX}{key}".encode()) is None} == set()
 
 
 def test_what_one_kind_of_key_holds_above_its_share_goes_largest_first() -> None:

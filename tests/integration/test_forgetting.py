@@ -115,7 +115,7 @@ class House:
 
     async def quiet(self) -> None:
         """Wait until every group has finished its entries; fail with the pending entries and the live participants."""
-        registry, left = Registry(self.stage.bus, freshness=0), list[str]()
+        registry, left = Registry(self.stage.bus, heartbeat=0), list[str]()
 
         async def done() -> bool:
             left[:] = []

@@ -375,7 +375,7 @@ async def test_a_stack_that_starts_is_ready_when_its_tools_are_there(
 
 async def test_who_starts_hears_of_tools_as_soon_as_they_come(redis_url: str, tmp_path: Path, bus: Bus) -> None:
     # without the look of a beginning nothing would be looked up for an hour
-    registry = Registry(bus, freshness=3600.0)
+    registry = Registry(bus, heartbeat=7200.0)
     looking = asyncio.create_task(registry.run())
     assert await registry.tools() == {}
     settings = Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.5, drain=0.5, log_level="error")

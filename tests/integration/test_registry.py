@@ -171,7 +171,7 @@ async def test_what_is_known_is_believed_for_a_moment_and_read_once_for_all_who_
 
 
 async def test_it_is_kept_fresh_as_soon_as_somebody_has_asked(bus: Bus, raw: redis.Redis) -> None:
-    registry = Registry(bus, 0.05)
+    registry = Registry(bus, 0.1)
     keeping = asyncio.create_task(registry.run())
     await asyncio.sleep(0.2)
     raw.config_resetstat()
@@ -195,7 +195,7 @@ async def test_it_is_kept_fresh_as_soon_as_somebody_has_asked(bus: Bus, raw: red
 
 async def test_who_could_not_say_that_he_lives_counts_for_a_while(bus: Bus, raw: redis.Redis) -> None:
     """After Redis was away, or everybody asleep, the first to look finds nobody in it: no tool is gone for that."""
-    registry = Registry(bus, 0.05)
+    registry = Registry(bus, 0.1)
     await announce(bus, info(tools=[tool("fetch")]))
     assert await registry.served("fetch") is not None
     raw.delete(replica_key("probe", "r1"))
@@ -267,7 +267,7 @@ async def test_where_nothing_can_be_written_nobody_is_taken_for_dead(
     """Who lives cannot say so: a key's time to live is not prolonged either."""
     settings = ProbeSettings(redis_url=redis_server.url, data_dir=tmp_path, heartbeat=0.2, drain=1.0)
     async with running(probe, settings), Bus(redis_server.url, "test/looking") as bus:
-        registry = Registry(bus, settings.heartbeat / 2)
+        registry = Registry(bus, settings.heartbeat)
         await eventually(lambda: registry.served("probe"))
         for broken in (True, False, True, False):
             if lacking == "disk":

@@ -22,7 +22,7 @@ async def consuming(
     *,
     replica: str = "r1",
     streams: Mapping[str, Route] | None = None,
-    undertaker: Any = None,
+    on_dead_letter: Any = None,
     concurrency: int = 4,
     heartbeat: float = 0.2,
     max_deliveries: int = 5,
@@ -30,7 +30,7 @@ async def consuming(
     timeout: float = 5.0,
 ) -> AsyncIterator[Consumer]:
     """Runs until the block ends, then stops as on SIGTERM."""
-    routes = streams or {STREAM: Route(handler, undertaker)}
+    routes = streams or {STREAM: Route(handler, on_dead_letter)}
     async with Bus(url, f"test/{replica}", timeout=timeout) as bus:
         consumer = Consumer(
             bus,

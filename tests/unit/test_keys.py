@@ -145,7 +145,7 @@ def test_what_stands_in_redis_is_found_by_the_next_release_too() -> None:
     ],
 )
 def test_keys_of_untrusted_workers_have_a_quota(key: bytes, kind: bytes | None) -> None:
-    assert keys.rationed(key) == kind
+    assert keys.quota_kind(key) == kind
 
 
 def test_every_builder_is_of_one_family() -> None:

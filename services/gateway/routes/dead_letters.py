@@ -15,7 +15,7 @@ from services.gateway.records import checked_entry_id
 from services.gateway.schemas import told
 from services.gateway.shapes.operating import DeadLetterPage, DroppedCount, Replayed
 from shared.bus import Entry
-from shared.bus.letters import drop, replay
+from shared.bus.dead_letters import drop, replay
 from shared.contracts import DEAD_LETTER
 from shared.envelope import Envelope
 from shared.errors import DecodeError

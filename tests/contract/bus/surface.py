@@ -23,8 +23,8 @@ from shared.bus import (
     Tail,
     open_bell,
 )
+from shared.bus.dead_letters import drop, replay
 from shared.bus.keys import journal_key, result_key
-from shared.bus.letters import drop, replay
 from shared.contracts import (
     DEAD_LETTER,
     PREFIX,
@@ -182,7 +182,7 @@ def route(handler: Handler, on_dead_letter: OnDeadLetter | None = None, limit: A
 
 def suspended(delivery: Delivery) -> contextlib.AbstractAsyncContextManager[None]:
     """Release the slot of an entry while its handler waits for something else."""
-    return delivery.parked()
+    return delivery.suspended()
 
 
 def decode(delivery: Delivery) -> Note:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from shared.bus.claims import Watch
 from shared.bus.clock import BusClock
+from shared.bus.visibility import Watch
 
 
 def reply(seconds: float) -> list[bytes]:
@@ -60,44 +60,44 @@ def test_a_clock_that_was_set_is_learned_on_a_line_on_which_every_reply_is_slow(
 
 def test_only_what_was_watched_without_a_gap_counts() -> None:
     watch = Watch(100)
-    assert watch.look(0) == 0
-    assert [watch.look(now) for now in (50, 50, 150, 250)] == [50, 50, 150, 250]
+    assert watch.observe(0) == 0
+    assert [watch.observe(now) for now in (50, 50, 150, 250)] == [50, 50, 150, 250]
     # away for longer than that, so that others may come back as much later
-    assert watch.look(351) == -101
+    assert watch.observe(351) == -101
     assert watch.back == 452
-    assert [watch.look(now) for now in (400, 500, 552)] == [-52, 48, 100]
+    assert [watch.observe(now) for now in (400, 500, 552)] == [-52, 48, 100]
     # a clock that was set back proves nothing either, and says nothing about how long that was
-    assert watch.look(500) == 0
-    assert watch.look(551) == 51
+    assert watch.observe(500) == 0
+    assert watch.observe(551) == 51
 
 
 def test_a_clock_that_was_set_back_to_before_the_first_look_begins_the_watch_anew() -> None:
     watch = Watch(100)
-    assert [watch.look(now) for now in (3_600_000, 3_600_050)] == [0, 50]
-    assert [watch.look(now) for now in (1_000, 1_050, 1_150)] == [0, 50, 150]
+    assert [watch.observe(now) for now in (3_600_000, 3_600_050)] == [0, 50]
+    assert [watch.observe(now) for now in (1_000, 1_050, 1_150)] == [0, 50, 150]
 
 
 def test_others_come_back_as_much_later_as_they_were_away_up_to_fifteen_gaps() -> None:
     for away, later in ((101, 101), (1_500, 1_500), (1_501, 1_500), (36_000_000, 1_500)):
         watch = Watch(100)
-        watch.look(1_000)
-        assert watch.look(1_000 + away) == -later
+        watch.observe(1_000)
+        assert watch.observe(1_000 + away) == -later
 
 
 def test_a_short_pause_does_not_shorten_what_a_long_one_asked_for() -> None:
     watch = Watch(100)
-    watch.look(0)
-    watch.look(1_000)
-    assert watch.look(1_200) == -800
+    watch.observe(0)
+    watch.observe(1_000)
+    assert watch.observe(1_200) == -800
     assert watch.back == 2_000
     # nor does a clock that is set back by hours keep anybody from watching for as long
-    assert watch.look(10_000_000) == -1_500
-    assert watch.look(3_000) == -1_500
+    assert watch.observe(10_000_000) == -1_500
+    assert watch.observe(3_000) == -1_500
 
 
 def test_the_first_look_begins_the_watch_whatever_the_time_is() -> None:
     for now in (0, 50, 1_700_000_000_000):
-        assert Watch(100).look(now) == 0
+        assert Watch(100).observe(now) == 0
 
 
 def test_a_clock_that_goes_forward_takes_nothing_from_what_was_stamped_before(monotonic: list[float]) -> None:

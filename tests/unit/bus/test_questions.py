@@ -11,9 +11,8 @@ from support.asked import Asked
 from shared.bus import Bus, Command, ConnectionLost, ReplyError
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key
-from shared.bus.letters import burying, drop, drop_forged, replay
 from shared.bus.port import Script
-from shared.bus.scripts import HAND_OVER, KEEP, PUBLISH_ONCE, REAP, UNREAD
+from shared.bus.scripts import HAND_OVER, PUBLISH_ONCE, REAP, RENEW_CLAIMS, UNREAD
 from shared.bus.streams import OBSERVED, entries, event_length, grouping, size_of
 from shared.contracts import (
     AGENT_TRANSITION,
@@ -23,11 +22,9 @@ from shared.contracts import (
     RESPONSE_GENERATION,
     SUBJECTS,
     TOOL_RESULT,
-    DeadLetter,
     Outgoing,
 )
 from shared.envelope import Envelope
-from shared.errors import DecodeError
 
 NOW = 1_700_000_000_000
 WORK = RESPONSE_GENERATION.stream
@@ -203,12 +200,12 @@ async def test_an_office_is_kept_by_who_has_it_and_goes_after_its_time(
 
 
 async def test_the_scripts_that_are_missing_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = [KEEP, REAP, HAND_OVER]
+    scripts = [RENEW_CLAIMS, REAP, HAND_OVER]
     monkeypatch.setattr(Script, "known", {script.sha: script for script in scripts})
     server = Asked([[0, 1, 0]], [b"sha", b"sha"])
     await server.bus().keep_scripts()
     asking = [("SCRIPT", "EXISTS", *[script.sha for script in scripts])]
-    assert server.heard() == [asking, [("SCRIPT", "LOAD", script.source) for script in (KEEP, HAND_OVER)]]
+    assert server.heard() == [asking, [("SCRIPT", "LOAD", script.source) for script in (RENEW_CLAIMS, HAND_OVER)]]
     server.replies = [[[1, 1, 1]]]
     await server.bus().keep_scripts()
     assert server.heard() == [asking]
@@ -382,68 +379,6 @@ async def test_a_group_is_absent_when_no_consumer_of_it_gives_a_sign_of_life() -
 
 
 # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("fields", "readable", "raw"),
-    [
-        ([b"a", b"b", b"c", b"d"], {"a": "b", "c": "d"}, None),
-        ([b"a", b"\xff"], {"a": "\\xff"}, ["YQ==", "/w=="]),
-        ([b"a", b"b", b"a", b"c"], {"a": "c"}, ["YQ==", "Yg==", "YQ==", "Yw=="]),
-        ([], {}, None),
-    ],
-)
-async def test_an_entry_is_set_aside_once_and_put_back_as_it_was(
-    fields: list[bytes], readable: dict[str, str], raw: list[str] | None
-) -> None:
-    server = Asked()
-    bus = server.bus(NOW)
-    command = burying(bus, "s", "g", "1-1", fields, 5, "why")
-    *_, payload = command
-    assert command[:9] == PUBLISH_ONCE(
-        (DEAD_LETTER.stream, once_key(DEAD_LETTER.stream, "s:g:1-1")), 86_400, "MAXLEN", "~", DEAD_LETTER.keep
-    )
-    assert DEAD_LETTER.decode(Envelope("", payload)) == DeadLetter(
-        stream="s", group="g", entry_id="1-1", deliveries=5, reason="why", fields=readable, raw=raw
-    )
-    server.replies = [[[b"7-7", [b"payload", payload]]], b"9-9", 1]
-    assert await replay(bus, "7-7") == "9-9"
-    back = fields if raw is not None else [field.decode() for field in fields]
-    assert server.heard() == [
-        ("XRANGE", DEAD_LETTER.stream, "7-7", "7-7"),
-        PUBLISH_ONCE(("s", once_key("s", "replay:7-7")), 86_400, "*", *back),
-        ("XDEL", DEAD_LETTER.stream, "7-7"),
-    ]
-
-
-async def test_a_letter_that_is_not_there_or_cannot_be_read_is_not_put_back() -> None:
-    server = Asked([], [[b"7-7", [b"payload", b"no json"]]], 1, 0)
-    bus = server.bus()
-    assert await replay(bus, "7-7") is None
-    with pytest.raises(DecodeError):
-        await replay(bus, "7-7")
-    assert (await drop(bus, "7-7"), await drop(bus, "7-7")) == (True, False)
-    assert server.heard()[2:] == [("XDEL", DEAD_LETTER.stream, "7-7")] * 2
-
-
-@pytest.mark.parametrize("users", [True, False])
-async def test_letters_are_vouched_for_where_the_server_has_users(users: bool) -> None:
-    bus = Asked().bus()
-    payload = burying(bus, "s", "g", "1-1", [b"a", b"b"], 5, "why")[-1]
-    found = [[b"7-7", [b"payload", payload]]]
-    url = f"redis://{'core:secret@' if users else ''}127.0.0.1:1"
-    # the last letter that was looked at, and that nobody has noted this one
-    server = Asked(found, *([b"1-1", [None]] if users else [b"9-9", 1]))
-    bus = server.bus(url=url)
-    if users:
-        with pytest.raises(DecodeError, match="nobody who may read s has set an entry of it aside so: it is forged"):
-            await replay(bus, "7-7")
-    else:
-        assert await replay(bus, "7-7") == "9-9"
-    assert len(server.heard()) == 3
-    server.replies = [b"7-7", []] if users else []
-    await drop_forged(bus)
-    assert len(server.heard()) == 2 * users
 
 
 # ── retention ────────────────────────────────────────────────────────────────────────────────────────────────────

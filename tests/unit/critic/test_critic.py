@@ -153,7 +153,7 @@ async def parked() -> None:
 
 def message(answer: ResponseGeneration, deliveries: int = 1, entry_id: str = "60-1") -> Any:
     return SimpleNamespace(
-        payload=answer, entry_id=entry_id, deliveries=deliveries, parked=parked, headers=lambda: dict(INHERITED)
+        payload=answer, entry_id=entry_id, deliveries=deliveries, suspended=parked, headers=lambda: dict(INHERITED)
     )
 
 

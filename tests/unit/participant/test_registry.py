@@ -13,7 +13,7 @@ import pytest
 
 from shared.bus import Bus, Command, ReplyError, grouping
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
-from shared.contracts import TOOL_REQUEST
+from shared.contracts import TOOL_REQUEST, is_untrusted
 from shared.errors import BusUnavailable
 from shared.participant import registry as module
 from shared.participant.registry import (
@@ -24,7 +24,6 @@ from shared.participant.registry import (
     announcing,
     leaving,
     may_serve,
-    outside,
     still_there,
 )
 
@@ -90,7 +89,7 @@ class Looking:
         self.seconds = 100.0
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.seconds))
         self.index = index
-        self.registry = Registry(cast(Bus, SimpleNamespace(link=index)), freshness)
+        self.registry = Registry(cast(Bus, SimpleNamespace(link=index)), 2 * freshness)
 
     async def sees(self, **how: Any) -> list[str]:
         return [one.replica for one in await self.registry.replicas(**how)]
@@ -120,9 +119,9 @@ def test_what_a_replica_says_of_itself_stands_under_its_name_for_its_time() -> N
         ("mcp", "web_search", False), ("mcp", "mcp", False), ("web_x", None, False), ("mcp", None, False),
     ],
 )  # fmt: skip
-def test_one_outside_speaks_of_its_own_tools_alone(participant: str, name: str | None, may: bool) -> None:
+def test_untrusted_worker_may_announce_only_its_own_tools(participant: str, name: str | None, may: bool) -> None:
     assert may_serve(participant, name) is may
-    assert outside(participant) is participant.startswith("web_")
+    assert is_untrusted(participant) is (participant != "memory")
 
 
 async def test_what_was_read_is_believed_for_so_long_and_not_longer(monkeypatch: pytest.MonkeyPatch) -> None:

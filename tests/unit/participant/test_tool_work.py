@@ -426,8 +426,8 @@ async def test_large_and_internal_results_are_kept_for_less_and_none_for_longer_
 
 async def test_a_call_that_is_given_up_is_answered() -> None:
     on = Worker(never)
-    assert on.route.undertaker is not None
-    stored, answered, told = await on.route.undertaker(on.delivery(request()), "it killed three workers")
+    assert on.route.on_dead_letter is not None
+    stored, answered, told = await on.route.on_dead_letter(on.delivery(request()), "it killed three workers")
     assert stored == ("SET", STORED, answered[-1], "EX", 86_400)
     assert (read(answered)["error"], told[0]) == ("it killed three workers", "PUBLISH")
     assert (read(answered)["request_id"], read(answered)["duration_ms"]) == (f"{NOW}-5", 0)

@@ -94,7 +94,7 @@ def message(payload: Any, entry_id: str = "90-1") -> Any:
         entry_id=entry_id,
         envelope=SimpleNamespace(time=777),
         headers=lambda: dict(INHERITED),
-        parked=nullcontext,
+        suspended=nullcontext,
     )
 
 
