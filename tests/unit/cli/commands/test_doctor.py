@@ -384,6 +384,15 @@ async def test_damaged_data_are_missing_with_a_way_out(tmp_path: Path) -> None:
     assert await doctor.stores(world(tmp_path / "new")) == []
 
 
+async def test_doctor_names_the_package_that_a_setting_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL2_KNOWLEDGE_STORE", "bolt://graph:7687")
+    assert await doctor.packages(world(tmp_path)) == []
+    monkeypatch.setitem(sys.modules, "neo4j", None)
+    (found,) = await doctor.packages(world(tmp_path))
+    assert (found.level, "knowledge-bolt" in found.text) == ("missing", True)
+    assert "make extras EXTRAS='knowledge-bolt'" in found.remedy
+
+
 @pytest.mark.parametrize(("status", "level"), [(401, "missing"), (200, None), (503, None)])
 async def test_a_key_that_the_stack_does_not_know_is_told(
     status: int, level: str | None, tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes]
