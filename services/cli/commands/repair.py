@@ -23,7 +23,9 @@ _MODULES = ("memory", "knowledge")
 
 
 def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
-    """Return what is wrong with the stores of a folder: (store, sentence). Reads all of the databases, changes nothing.
+    """Return what is wrong with the stores of a folder: (store, sentence). Changes nothing.
+
+    Only memory itself can read its store: here it is damaged when its database is gone or empty.
 
     embedded: the bus is the embedded one.
     """
@@ -34,14 +36,13 @@ def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
                 can_start(data_dir / "redis")
         except Local2Error as exc:
             found.append(("data of the bus", str(exc)))
-    databases = [("preferences", _preferences(data_dir))]
+    preferences = _preferences(data_dir)
+    if (sqlite_missing(preferences) is None or was_created(preferences)) and (what := sqlite_trouble(preferences)):
+        found.append(("preferences", f"damaged: {what} (in {preferences.parent})"))
     memory = StoreConfig.load("memory", {"data_dir": data_dir})
-    if memory.chroma_url is None:
-        databases.append(("memory's store", memory.folder / "chroma.sqlite3"))
-    for name, path in databases:
-        there = sqlite_missing(path) is None or was_created(path) or was_created(path.parent)
-        if there and (what := sqlite_trouble(path)):
-            found.append((name, f"damaged: {what} (in {path.parent})"))
+    database = memory.folder / "chroma.sqlite3"
+    if memory.chroma_url is None and was_created(memory.folder) and (what := sqlite_missing(database)):
+        found.append(("memory's store", f"damaged: {what} (in {memory.folder})"))
     return found
 
 
