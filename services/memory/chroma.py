@@ -1,23 +1,21 @@
-"""Chroma, embedded in this process or a server, and which of its collections are whose. The only module that knows it.
+"""Chroma by its public client: a folder that this process has alone, or a server. The only module that imports it.
 
-Every user has collections of their own: one per embedding model and dimension (one, unless the model was changed). So a
-search sees nothing of other users and costs nothing for them. A collection's name follows from its user, model and
-dimension, so nobody lists collections to find one, however many users there are: which models and dimensions there are
-at all is kept in a collection that has nothing else. Everything here blocks: it is for threads.
+Every user has collections of their own, one per embedding model and dimension. A search therefore reads nothing of
+other users. The name of a collection follows from its user, model and dimension, so it is found without a listing. One
+more collection lists the models and dimensions that are in use.
 """
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
+import contextlib
 import hashlib
 import re
-import sqlite3
-import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,283 +23,497 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from services.memory.damage import DATABASE
-from services.memory.engine import Engine, errors, package
 from services.memory.settings import MemorySettings
 from services.memory.vectors import Space
 from shared.errors import TransientError
-from shared.participant.store_marker import mark_created
+from shared.participant.store_marker import mark_created, sqlite_missing, was_created
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 R = TypeVar("R")
 
-_ERRORS = errors()
-ChromaError, NotFoundError, InvalidDimension = (
-    _ERRORS.ChromaError, _ERRORS.NotFoundError, _ERRORS.InvalidDimensionException,
-)  # fmt: skip
-
-# SQLite allows a bounded number of variables in a statement.
+# Records of one call: SQLite allows a bounded number of variables in a statement.
 PAGE = 500
+# Seconds that Chroma may take for one call.
+READ_S, WRITE_S = 30.0, 120.0
+# The file by which a folder is known to be a store.
+DATABASE = "chroma.sqlite3"
+READERS = 4
 _SPACES = "spaces"
-# Says in the collection of spaces that all there are is known.
+# Id of the record that marks the collection of spaces as complete.
 _WHOLE = "whole"
-# How long it is believed that a collection is not there, and which spaces there are, when other replicas may make new
-# ones.
-_BELIEVED = 5.0
-# Collections whose handles are kept, 40 kB each, and what is not there of them.
+# Seconds for which the spaces are believed where other replicas may add some.
+_SPACES_S = 5.0
+# Most collection handles that are kept, 40 kB each.
 _HANDLES = 1_000
-# Collections whose vectors an embedded store keeps in memory and whose files it keeps open: 160 kB and five files each,
-# or more.
-_OPEN = 64
-# glibc's name of what freed memory is overwritten with; memory that is given out is filled with the complement.
-_M_PERTURB, _OVERWRITTEN_WITH = -6, 0xFF
-
-
-# How Chroma says that what it reads is broken; everything else may pass.
+# Most indexes that an embedded Chroma keeps in memory, 2.7 MB each. The client opens one for every fifth file that the
+# process may open.
+OPEN_INDEXES = 64
+_FILES_PER_INDEX = 5
+_REOPENINGS = 10
+# Chroma's messages about broken files; any other error may pass.
 _DAMAGED = re.compile(
     r"malformed|not a database|\(code: (11|26)\)|hnsw segment reader|deserializ|unsupported opcode", re.IGNORECASE
 )
-
-
-# How Chroma says that an index is not in memory which was never large enough for a file: it was closed for another one,
-# and is not made again from the queue of changes before the next change of its collection.
+# Chroma's messages about a record without its vector: it was removed just now, or the file of vectors is damaged.
+_NO_VECTOR = re.compile(r"Error (finding id|getting embedding)")
+# Chroma's message about an index that was closed for another one and was never large enough for a file. Chroma loads it
+# again at the next change of the collection.
 _CLOSED = "Nothing found on disk"
-# Seconds that Chroma may take to close its database.
-_CLOSING = 2.0
-# So often that is tried, while others may have it closed again.
-_OPENINGS = 10
 
 
 class StoreUnavailable(TransientError):
-    """The Chroma server does not answer, or the folder cannot be written just now."""
+    """Chroma does not answer, or cannot write at the moment."""
 
 
 class StoreDamaged(StoreUnavailable):
-    """What is on disk cannot be read, or has vanished: nothing gets better by itself."""
+    """Files of the store are broken or missing. Only a backup helps."""
 
 
-@dataclass(slots=True)
+class CollectionGone(StoreUnavailable):
+    """The collection does not exist."""
+
+
+class VectorMissing(StoreUnavailable):
+    """See `_NO_VECTOR`."""
+
+
+class _IndexClosed(StoreUnavailable):
+    """See `_CLOSED`."""
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Raise Chroma's errors as ours. A record that Chroma refuses stays its own, permanent error."""
+    from chromadb.errors import ChromaError, InvalidArgumentError, InvalidDimensionException, NotFoundError
+
+    try:
+        yield
+    except (InvalidArgumentError, InvalidDimensionException):
+        raise
+    except NotFoundError as exc:
+        raise CollectionGone(str(exc)) from exc
+    except (httpx.HTTPError, OSError, ChromaError) as exc:
+        if isinstance(exc, ChromaError) and _CLOSED in str(exc):
+            raise _IndexClosed(str(exc)) from exc
+        if isinstance(exc, ChromaError) and _NO_VECTOR.search(str(exc)):
+            raise VectorMissing(str(exc)) from exc
+        if isinstance(exc, ChromaError) and _DAMAGED.search(str(exc)):
+            raise StoreDamaged(str(exc)) from exc
+        raise StoreUnavailable(f"the store does not work: {type(exc).__name__}: {exc}") from exc
+    except ValueError as exc:
+        # the client's error for a server that it cannot reach
+        if "connect" in str(exc).lower():
+            raise StoreUnavailable(str(exc)) from exc
+        raise
+
+
+@contextlib.asynccontextmanager
+async def _deadline(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as exc:
+        raise StoreUnavailable(f"the store has not answered for {seconds:g} s") from exc
+
+
+class Connection(ABC):
+    """Chroma's client, opened at the first call.
+
+    damage: why nothing can be read any more. All methods raise StoreUnavailable and its subclasses.
+    """
+
+    def __init__(self) -> None:
+        self.damage: str | None = None
+        self._client: Any = None
+        self._opening = asyncio.Lock()
+
+    async def client(self) -> Any:
+        async with self._opening:
+            if self._client is None:
+                self._client = await self._guarded(self._open())
+            return self._client
+
+    async def read(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        """Call a reading method of the client or of one of its collections."""
+        return await self._guarded(self._read(method, **arguments))
+
+    async def write(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        """Call a writing method."""
+        return await self._guarded(self._write(method, **arguments))
+
+    async def _guarded(self, call: Awaitable[R]) -> R:
+        try:
+            return await call
+        except StoreDamaged as exc:
+            if self.damage is None:
+                self.damage = (
+                    f"the memory's store is damaged: {exc}. Stop the stack, put the store aside with "
+                    "`local2 doctor --repair`, start the stack and restore the backup: `local2 restore --merge FILE`"
+                )
+                log.error("memory.damaged", reason=self.damage)
+            raise StoreDamaged(self.damage) from exc
+
+    @abstractmethod
+    async def _open(self) -> Any: ...
+
+    @abstractmethod
+    async def _read(self, method: Callable[..., Any], **arguments: Any) -> Any: ...
+
+    @abstractmethod
+    async def _write(self, method: Callable[..., Any], **arguments: Any) -> Any: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+
+class Server(Connection):
+    """A Chroma server."""
+
+    def __init__(self, settings: MemorySettings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    async def _open(self) -> Any:
+        chromadb = await asyncio.to_thread(_package)
+        address = urlsplit(str(self._settings.chroma_url))
+        secure = address.scheme == "https"
+        token = self._settings.chroma_token.get_secret_value() if self._settings.chroma_token else None
+        async with _deadline(READ_S):
+            with _translated():
+                return await chromadb.AsyncHttpClient(
+                    host=address.hostname or "",
+                    port=address.port or (443 if secure else 80),
+                    ssl=secure,
+                    headers={"x-chroma-token": token} if token else None,
+                    settings=chromadb.Settings(
+                        anonymized_telemetry=False,
+                        # the asynchronous client checks no certificate by default
+                        chroma_server_ssl_verify=True,
+                        # it has no method that closes idle connections
+                        chroma_http_max_keepalive_connections=0,
+                    ),
+                )
+
+    async def _read(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        async with _deadline(READ_S):
+            with _translated():
+                return await method(**arguments)
+
+    async def _write(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        async with _deadline(WRITE_S):
+            with _translated():
+                return await method(**arguments)
+
+    async def close(self) -> None:
+        """Nothing is open between two calls."""
+
+
+class Embedded(Connection):
+    """Chroma in this process, in threads: one that writes, and some that read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
+
+    async def _open(self) -> Any:
+        return await self._in(self._writer, WRITE_S, self._opened)
+
+    async def _read(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        return await self._in(self._readers, READ_S, partial(method, **arguments))
+
+    async def _write(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        return await self._in(self._writer, WRITE_S, partial(method, **arguments))
+
+    async def _in(self, pool: ThreadPoolExecutor, seconds: float, work: Callable[[], R]) -> R:
+        if self.damage is not None:
+            raise StoreDamaged(self.damage)
+        # A call that has begun goes on after its deadline; one that waits for a thread is dropped.
+        async with _deadline(seconds):
+            return await asyncio.get_running_loop().run_in_executor(pool, _translating, work)
+
+    def _opened(self) -> Any:
+        """Raises StoreDamaged when a store that was here is gone: Chroma would begin an empty one."""
+        missing = sqlite_missing(self.folder / DATABASE)
+        if missing is not None and was_created(self.folder):
+            raise StoreDamaged(f"{missing} from {self.folder}")
+        chromadb = _package()
+        try:
+            with _file_limit(OPEN_INDEXES * _FILES_PER_INDEX):
+                client = chromadb.PersistentClient(
+                    str(self.folder), settings=chromadb.Settings(anonymized_telemetry=False)
+                )
+        except BaseException:
+            # else the next attempt would get what this one has left half open
+            chromadb.api.shared_system_client.SharedSystemClient.clear_system_cache()
+            raise
+        mark_created(self.folder)
+        return client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await asyncio.to_thread(self._client.close)
+        self._writer.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
+
+
+def _translating(work: Callable[[], R]) -> R:
+    with _translated():
+        return work()
+
+
+def _package() -> Any:
+    """Return Chroma's package, which takes a second and 50 MB to load."""
+    import chromadb
+    import chromadb.api.shared_system_client
+
+    return chromadb
+
+
+@contextlib.contextmanager
+def _file_limit(files: int) -> Iterator[None]:
+    """Lower the process's limit of open files for a moment."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files if soft == resource.RLIM_INFINITY else min(soft, files), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 class Collection:
-    """`handle` is Chroma's own."""
+    """One collection of a user; all its vectors lie in `space`."""
 
-    handle: Any
-    space: Space
+    def __init__(self, connection: Connection, handle: Any, space: Space) -> None:
+        self._connection = connection
+        self._handle = handle
+        self.name: str = handle.name
+        self.space = space
 
+    async def count(self) -> int:
+        found: int = await self._reopening(self._handle.count)
+        return found
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What was found under a name; None: nothing. `at`: when."""
+    async def get(self, **arguments: Any) -> Any:
+        return await self._reopening(self._handle.get, **arguments)
 
-    handle: Any | None
-    at: float
+    async def query(self, **arguments: Any) -> Any:
+        return await self._reopening(self._handle.query, **arguments)
+
+    async def upsert(self, **arguments: Any) -> None:
+        await self._connection.write(self._handle.upsert, **arguments)
+
+    async def update(self, **arguments: Any) -> None:
+        await self._connection.write(self._handle.update, **arguments)
+
+    async def delete(self, ids: Sequence[str]) -> None:
+        await self._connection.write(self._handle.delete, ids=list(ids))
+
+    async def pages(self, include: Sequence[str]) -> AsyncIterator[Any]:
+        """All records. Ids are read first, so a deletion meanwhile shifts no page."""
+        with contextlib.suppress(CollectionGone):
+            ids = (await self.get(include=[]))["ids"]
+            for at in range(0, len(ids), PAGE):
+                yield await self.get(ids=ids[at : at + PAGE], include=list(include))
+
+    async def _reopening(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        for _ in range(_REOPENINGS):
+            try:
+                return await self._connection.read(method, **arguments)
+            except _IndexClosed:
+                # a change that changes nothing
+                await self._connection.write(self._handle.delete, ids=["-"])
+        return await self._connection.read(method, **arguments)
 
 
 class Collections:
-    """connect: opens Chroma, at the first use. shared: other replicas may make and remove collections too."""
+    """The collections of this memory. shared: other replicas may add and remove collections too."""
 
-    def __init__(self, connect: Callable[[], Any], prefix: str, *, shared: bool) -> None:
-        self._connect = connect
+    def __init__(self, connection: Connection, prefix: str, *, shared: bool) -> None:
+        self._connection = connection
         self._prefix = prefix
         self._shared = shared
-        self._client: Any = None
-        self._connecting = threading.Lock()
-        # of both: a dictionary's own steps are each complete in themselves, and several threads are here
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._handles: OrderedDict[str, Any] = OrderedDict()
         self._spaces: dict[str, Space] = {}
         self._spaces_at = float("-inf")
 
-    def client(self) -> Any:
-        # two threads that open the same folder at once get in each other's way
-        with self._connecting:
-            if self._client is None:
-                self._client = self._connect()
-            return self._client
+    async def of(self, user_id: str, space: Space | None = None) -> list[Collection]:
+        """Return the collections of a user: all, or that of one space."""
+        found = []
+        for suffix, one in (await self.spaces() if space is None else {_suffix(space): space}).items():
+            if (handle := await self._handle(self._name(user_id, suffix))) is not None:
+                found.append(Collection(self._connection, handle, one))
+        return found
 
-    def close(self) -> None:
-        if self._client is None:
-            return
-        self._client.close()
-        if isinstance(self._client, Engine):
-            _let_go(self._client.database)
-            return
-        # Chroma's own clients of a server, of which each holds another, forget their connections without closing them
-        for one in (self._client, self._client._admin_client):
-            one._server._session.close()
+    async def named(self, user_id: str, name: str) -> Collection | None:
+        return next((one for one in await self.of(user_id) if one.name == name), None)
 
-    def of(self, user_id: str, space: Space | None = None) -> dict[str, Collection]:
-        """A user's collections of engrams by their names; those of one space."""
-        spaces = self.spaces() if space is None else {_suffix(space): space}
-        named = {self._name(user_id, suffix): one for suffix, one in spaces.items()}
-        found = {name: (self._handle(name), one) for name, one in named.items()}
-        return {name: Collection(handle, one) for name, (handle, one) in found.items() if handle is not None}
+    async def users(self) -> set[str]:
+        """Return the users that have a collection. It takes half a millisecond for each."""
+        return {about["user_id"] for _, about in await self._own()}
 
-    def everybody(self, *, but: Space | None = None) -> Iterator[tuple[str, Collection]]:
-        """All collections of engrams, or those of other spaces than one, each with whose it is. It takes some
-        milliseconds for each: not for a search.
+    async def everybody(self, *, but: Space | None = None) -> AsyncIterator[tuple[str, Collection]]:
+        """Yield all collections with their users, or those of other spaces than one. Their handles are not kept."""
+        for name, about in await self._own():
+            if (space := _space(about)) != but and (handle := await self._asked(name)) is not None:
+                yield about["user_id"], Collection(self._connection, handle, space)
 
-        Their handles come one after the other and are not kept: those of 10,000 users would fill 400 MB.
+    async def each(
+        self, user_id: str, work: Callable[[Collection], Awaitable[R]], space: Space | None = None
+    ) -> list[R]:
+        """Return what the work returns for every collection of the user, or for that of one space.
+
+        A collection that another replica has removed is looked up again, and left out if it is gone.
         """
-        for name, about in [(one.name, one.metadata) for one in self.own()]:
-            if (space := _space(about)) == but:
-                continue
-            if (handle := self.handle(name)) is not None:
-                yield about["user_id"], Collection(handle, space)
-
-    def named(self, names: Iterable[str]) -> Iterator[tuple[str, Collection]]:
-        """The same of some collections, those of engrams among them that are there."""
-        for name in names:
-            handle = self.handle(name)
-            if handle is not None and handle.metadata.get("kind") == "engrams":
-                yield handle.metadata["user_id"], Collection(handle, _space(handle.metadata))
-
-    def each(self, user_id: str, work: Callable[[Collection], R], space: Space | None = None) -> list[R]:
-        """The work on every collection of the user, or on that of one space; one that another replica has removed is
-        passed over."""
         results = []
-        for name, collection in self.of(user_id, space).items():
+        for collection in await self.of(user_id, space):
             try:
-                results.append(opened(collection.handle, partial(work, collection)))
-            except NotFoundError:
-                # perhaps it was removed and made anew
-                self._forget_name(name)
-                if (handle := self._handle(name)) is not None:
-                    with suppress(NotFoundError):
-                        results.append(opened(handle, partial(work, Collection(handle, collection.space))))
+                results.append(await work(collection))
+            except CollectionGone:
+                self._handles.pop(collection.name, None)
+                if (handle := await self._handle(collection.name)) is not None:
+                    with contextlib.suppress(CollectionGone):
+                        results.append(await work(Collection(self._connection, handle, collection.space)))
         return results
 
-    def upsert(self, user_id: str, space: Space, record: dict[str, Any]) -> None:
-        """Writes records with vectors of this space, and removes them where other vectors of theirs are."""
+    async def upsert(self, user_id: str, space: Space, record: dict[str, Any]) -> None:
+        """Write records with vectors of a space, and remove them from the user's other collections."""
         target = self._name(user_id, _suffix(space))
         try:
-            self._made(user_id, space).upsert(**record)
-        except NotFoundError:
-            # another replica has removed the user's collections: they are made anew
-            self._forget_name(target)
-            self._made(user_id, space).upsert(**record)
-        for name, collection in self.of(user_id).items():
-            if name != target:
-                with suppress(NotFoundError):
-                    collection.handle.delete(ids=record["ids"])
+            await (await self._made(user_id, space)).upsert(**record)
+        except CollectionGone:
+            # another replica has removed it
+            self._handles.pop(target, None)
+            await (await self._made(user_id, space)).upsert(**record)
+        for collection in await self.of(user_id):
+            if collection.name != target:
+                with contextlib.suppress(CollectionGone):
+                    await collection.delete(record["ids"])
 
-    def drop(self, name: str, *, empty: bool = False) -> None:
-        """Removes a collection; one that must be `empty` only when it is."""
-        with suppress(NotFoundError):
-            if not empty or self.client().get_collection(name, embedding_function=None).count() == 0:
-                self.client().delete_collection(name)
-        self._forget_name(name)
+    async def drop(self, name: str, *, empty: bool = False) -> None:
+        """Remove a collection; with `empty` only when nothing is in it."""
+        client = await self._connection.client()
+        with contextlib.suppress(CollectionGone):
+            handle = await self._connection.write(client.get_collection, name=name, embedding_function=None)
+            if not empty or await self._connection.write(handle.count) == 0:
+                await self._connection.write(client.delete_collection, name=name)
+        self._handles.pop(name, None)
 
-    def drop_user(self, user_id: str) -> None:
-        """Removes all of a user's collections."""
-        for name in self.of(user_id):
-            self.drop(name)
+    async def drop_user(self, user_id: str) -> None:
+        """Remove all collections of a user."""
+        for collection in await self.of(user_id):
+            await self.drop(collection.name)
 
     def forget(self, user_id: str) -> None:
-        """Which collections the user has is asked again."""
-        for suffix in list(self._spaces):
-            self._forget_name(self._name(user_id, suffix))
+        """Look up the user's collections again at their next use."""
+        for suffix in self._spaces:
+            self._handles.pop(self._name(user_id, suffix), None)
         self._spaces_at = float("-inf")
 
-    def own(self) -> Iterator[Any]:
-        """Chroma's collections of this memory's engrams; others may use the same server."""
-        offset = 0
-        while page := self.client().list_collections(limit=PAGE, offset=offset):
-            offset += len(page)
-            for handle in page:
-                about = handle.metadata or {}
-                if handle.name.startswith(f"{self._prefix}.") and about.get("kind") == "engrams":
-                    yield handle
+    async def ping(self) -> None:
+        await self._connection.read((await self._connection.client()).heartbeat)
 
-    # ── spaces ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def spaces(self) -> dict[str, Space]:
-        """Of all users' vectors, each by how the names of its collections end."""
-        if not self._spaces or (self._shared and time.monotonic() - self._spaces_at > _BELIEVED):
+    async def spaces(self) -> dict[str, Space]:
+        """Return the spaces of all vectors, by the ends of their collections' names."""
+        if not self._spaces or (self._shared and time.monotonic() - self._spaces_at > _SPACES_S):
             at = time.monotonic()
-            found = self._written_spaces()
+            found = await self._written_spaces()
             if found is None:
-                # it is new, or what said so is gone
-                self._write_spaces({_suffix(one.space): one.space for _, one in self.everybody()})
-                found = self._written_spaces() or {}
+                await self._write_spaces({_suffix(one.space): one.space async for _, one in self.everybody()})
+                found = await self._written_spaces() or {}
             self._spaces, self._spaces_at = found, at
         return self._spaces
 
-    def _written_spaces(self) -> dict[str, Space] | None:
-        """None: not all of them may be there."""
-        try:
-            kept = self.client().get_collection(self._spaces_name, embedding_function=None).get(include=["metadatas"])
-        except NotFoundError:
+    async def _written_spaces(self) -> dict[str, Space] | None:
+        """Return None when some may be missing."""
+        handle = await self._asked(f"{self._prefix}.{_SPACES}")
+        if handle is None:
             return None
-        if _WHOLE not in kept["ids"]:
+        written = await self._connection.read(handle.get, include=["metadatas"])
+        if _WHOLE not in written["ids"]:
             return None
-        about = zip(kept["ids"], kept["metadatas"], strict=True)
+        about = zip(written["ids"], written["metadatas"], strict=True)
         return {suffix: _space(one) for suffix, one in about if suffix != _WHOLE}
 
-    def _write_spaces(self, spaces: dict[str, Space]) -> None:
-        handle = self.client().get_or_create_collection(
-            self._spaces_name, metadata={"kind": _SPACES}, embedding_function=None
+    async def _write_spaces(self, spaces: dict[str, Space]) -> None:
+        client = await self._connection.client()
+        handle = await self._connection.write(
+            client.get_or_create_collection,
+            name=f"{self._prefix}.{_SPACES}",
+            metadata={"kind": _SPACES},
+            embedding_function=None,
         )
         about = [{"embedding_model": one.model, "dimension": one.dimension} for one in spaces.values()]
         ids = [*spaces, _WHOLE]
         whole = {"embedding_model": "", "dimension": 0}
-        handle.upsert(ids=ids, embeddings=[[1.0]] * len(ids), metadatas=[*about, whole])
+        await self._connection.write(handle.upsert, ids=ids, embeddings=[[1.0]] * len(ids), metadatas=[*about, whole])
 
-    # ── names and handles ────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def _spaces_name(self) -> str:
-        return f"{self._prefix}.{_SPACES}"
+    async def _own(self) -> list[tuple[str, Any]]:
+        """Return names and metadata of this memory's collections; a server may have others."""
+        client, offset = await self._connection.client(), 0
+        found = []
+        while page := await self._connection.read(client.list_collections, limit=PAGE, offset=offset):
+            offset += len(page)
+            found += [
+                (one.name, one.metadata)
+                for one in page
+                if one.name.startswith(f"{self._prefix}.") and (one.metadata or {}).get("kind") == "engrams"
+            ]
+        return found
 
     def _name(self, user_id: str, suffix: str) -> str:
         return f"{self._prefix}.{hashlib.sha256(user_id.encode()).hexdigest()[:24]}.{suffix}"
 
-    def _handle(self, name: str) -> Any | None:
-        with self._lock:
-            known = self._known.get(name)
-            if known is not None:
-                self._known.move_to_end(name)
-        if known is None or (known.handle is None and self._shared and time.monotonic() - known.at > _BELIEVED):
-            at = time.monotonic()
-            known = _Known(self.handle(name), at)
-            self._keep(name, known)
-        return known.handle
-
-    def handle(self, name: str) -> Any | None:
-        """Chroma's own collection of that name, asked anew; None where there is none."""
-        try:
-            return self.client().get_collection(name, embedding_function=None)
-        except NotFoundError:
-            return None
-
-    def _made(self, user_id: str, space: Space) -> Any:
-        """Chroma's own collection for such vectors of the user, which is there then."""
-        suffix = _suffix(space)
-        name = self._name(user_id, suffix)
-        if (there := self._handle(name)) is not None:
-            return there
-        if suffix not in self.spaces():
-            # before there is a collection of that kind: nobody else would look for it
-            self._write_spaces({suffix: space})
-            self._spaces = {**self._spaces, suffix: space}
-        about = {"user_id": user_id, "kind": "engrams", "embedding_model": space.model, "dimension": space.dimension}
-        handle = self.client().get_or_create_collection(
-            name, metadata=about, configuration={"hnsw": {"space": "cosine"}}, embedding_function=None
-        )
-        self._keep(name, _Known(handle, time.monotonic()))
+    async def _handle(self, name: str) -> Any | None:
+        if (handle := self._handles.get(name)) is not None:
+            self._handles.move_to_end(name)
+            return handle
+        if (handle := await self._asked(name)) is not None:
+            self._keep(name, handle)
         return handle
 
-    def _keep(self, name: str, known: _Known) -> None:
-        with self._lock:
-            if known.handle is None and (there := self._known.get(name)) is not None and there.at >= known.at:
-                # it was made while somebody found that it was not there
-                return
-            self._known[name] = known
-            self._known.move_to_end(name)
-            while len(self._known) > _HANDLES:
-                self._known.popitem(last=False)
+    async def _asked(self, name: str) -> Any | None:
+        client = await self._connection.client()
+        try:
+            return await self._connection.read(client.get_collection, name=name, embedding_function=None)
+        except CollectionGone:
+            return None
 
-    def _forget_name(self, name: str) -> None:
-        with self._lock:
-            self._known.pop(name, None)
+    async def _made(self, user_id: str, space: Space) -> Collection:
+        """Return the user's collection for such vectors; create it when it is not there."""
+        suffix = _suffix(space)
+        name = self._name(user_id, suffix)
+        if (handle := await self._handle(name)) is None:
+            if suffix not in await self.spaces():
+                # first: a collection of an unlisted space would not be found
+                await self._write_spaces({suffix: space})
+                self._spaces = {**self._spaces, suffix: space}
+            about = {
+                "user_id": user_id,
+                "kind": "engrams",
+                "embedding_model": space.model,
+                "dimension": space.dimension,
+            }
+            handle = await self._connection.write(
+                (await self._connection.client()).get_or_create_collection,
+                name=name,
+                metadata=about,
+                configuration={"hnsw": {"space": "cosine"}},
+                embedding_function=None,
+            )
+            self._keep(name, handle)
+        return Collection(self._connection, handle, space)
+
+    def _keep(self, name: str, handle: Any) -> None:
+        self._handles[name] = handle
+        self._handles.move_to_end(name)
+        if len(self._handles) > _HANDLES:
+            self._handles.popitem(last=False)
 
 
 def _space(about: Any) -> Space:
@@ -309,96 +521,8 @@ def _space(about: Any) -> Space:
 
 
 def _suffix(space: Space) -> str:
-    """The end of a collection's name: what it holds, and never the same for two models."""
+    """Return the end of a collection's name, a different one for each model."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", space.model).strip("-")[:80] or "words"
     if slug != space.model:
         slug += f"-{hashlib.sha256(space.model.encode()).hexdigest()[:8]}"
     return f"{slug}-{space.dimension}"
-
-
-def pages(handle: Any, include: Sequence[str]) -> Iterator[Any]:
-    """All records of a collection, by ids that are read first: a removal meanwhile shifts nothing."""
-    try:
-        ids = handle.get(include=[])["ids"]
-        for at in range(0, len(ids), PAGE):
-            yield opened(handle, partial(handle.get, ids=ids[at : at + PAGE], include=list(include)))
-    except NotFoundError:
-        # another replica has removed it
-        return
-
-
-def opened(handle: Any, work: Callable[[], R]) -> R:
-    """The work on one of Chroma's collections, whose index may have been closed for others."""
-    for _ in range(_OPENINGS):
-        try:
-            return work()
-        except ChromaError as exc:
-            if _CLOSED not in str(exc):
-                raise
-            # a change, of nothing
-            handle.delete(ids=["-"])
-    return work()
-
-
-def mapped(work: Callable[..., R], *args: Any) -> R:
-    """Turns what Chroma raises into our errors."""
-    try:
-        return work(*args)
-    except InvalidDimension:
-        raise
-    except (httpx.HTTPError, ConnectionError, ChromaError) as exc:
-        if isinstance(exc, ChromaError) and _DAMAGED.search(str(exc)):
-            raise StoreDamaged(str(exc)) from exc
-        raise StoreUnavailable(f"the store does not work: {type(exc).__name__}: {exc}") from exc
-    except ValueError as exc:
-        # how the client says that it cannot connect
-        if "connect" in str(exc).lower():
-            raise StoreUnavailable(str(exc)) from exc
-        raise
-
-
-def server(settings: MemorySettings) -> Any:
-    """A connection to the Chroma server of the settings."""
-    chromadb = package()
-    address = urlsplit(str(settings.chroma_url))
-    secure = address.scheme == "https"
-    token = settings.chroma_token.get_secret_value() if settings.chroma_token else None
-    return chromadb.HttpClient(
-        host=address.hostname or "",
-        port=address.port or (443 if secure else 80),
-        ssl=secure,
-        headers={"x-chroma-token": token} if token else None,
-        settings=chromadb.Settings(anonymized_telemetry=False),
-    )
-
-
-def _prepared(database: Path) -> None:
-    """Two things that Chroma, which has an SQLite of its own, finds in the file: call it before Chroma has it.
-
-    A log beside the file (WAL), that one write to the disk adds a change to, as safely as eight write it into the file.
-    And an index of the queue of changes by its collections: Chroma reads that of one collection whenever its vectors
-    are opened, and looks through everybody's without it. A store that is just being made gets it at its next start.
-    """
-    with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as db, db:
-        db.execute("PRAGMA journal_mode = WAL")
-        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'embeddings_queue'").fetchone():
-            db.execute("CREATE INDEX IF NOT EXISTS local2_queue ON embeddings_queue (topic)")
-
-
-def _let_go(database: Path) -> None:
-    """Waits until Chroma has closed its database, which it does in threads of its own: the log goes with the last."""
-    until = time.monotonic() + _CLOSING
-    while database.with_name(f"{database.name}-wal").exists() and time.monotonic() < until:
-        time.sleep(0.002)
-
-
-def embedded(path: Path) -> Engine:
-    """Chroma in this process, in a folder that no other process uses."""
-    # Chroma writes its vectors' files as large as they may become, with whatever lay in memory where no vector is yet:
-    # it must not be text.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_PERTURB, _OVERWRITTEN_WITH)
-    _prepared(path / DATABASE)
-    engine = Engine(path / DATABASE, _OPEN)
-    mark_created(path)
-    return engine

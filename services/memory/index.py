@@ -1,18 +1,16 @@
-"""What is made from the store and follows it: the keyword index and the catalog of one replica.
+"""The keyword index and the catalog of one replica. Both follow the store, which is the truth.
 
-Of an embedded store, which says at once what it has, the catalog is there at the start, and whether a user's words are
-whole is looked at when the user comes first: a start takes no longer with many users. A server is read as a whole.
-A replica applies its own changes at once, and those of others as it hears of them on `memory.changed`. One that has
-missed some (its mark is older than what the stream still has) makes everything anew from the store.
+A replica applies its own changes at once, and those of others as they come on `memory.changed`. Its mark says up to
+which change its index is complete. Where the stream no longer has all changes after the mark, the replica rebuilds the
+index from the store; a replica of a Chroma server does so at each start.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,8 +35,8 @@ R = TypeVar("R")
 
 _MARK_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
-# Seconds that a search waits for words that have to be made anew; then it goes on with the vectors.
-_PATIENCE = 1.0
+# Users whose files are read in one go.
+_PART = 100
 
 
 def entry(engram: Engram, vector: Vector | None = None) -> Entry:
@@ -78,28 +76,16 @@ def similarities(hits: Iterable[Seen], vector: Vector) -> dict[str, float]:
 
 
 class Index:
-    """due: told whose words something is removed from, before it is."""
-
-    def __init__(
-        self,
-        context: Context[Any],
-        store: Store,
-        keywords: KeywordIndex,
-        due: Callable[[str], None] = lambda _user_id: None,
-    ) -> None:
+    def __init__(self, context: Context[Any], store: Store, keywords: KeywordIndex) -> None:
         self._context = context
         self._store = store
         self._keywords = keywords
-        self._due = due
         self.catalog = Catalog()
         self.ready = asyncio.Event()
-        # what was removed while the store was being read, and may have been read before
+        # Removals while the store is being read: it may have been read before them.
         self._removed: list[tuple[str, list[str] | None]] = []
         self._at = "0-0"
-        # of an embedded store: whose words are whole, and whose are looked at just now
-        self._whole: set[str] = set()
-        self._looks: dict[str, asyncio.Event] = {}
-        # changes of this replica's own that may have come after a newer one of another writer
+        # Own changes that may have been applied after a newer one of another writer.
         self._look_again: set[str] = set()
 
     # ── this replica's own changes ───────────────────────────────────────────────────────────────────────────
@@ -130,9 +116,8 @@ class Index:
         await self._tell(MemoryChanged(user_id=user_id, all=True))
 
     async def look(self, user_id: str, work: Callable[[KeywordIndex], R]) -> R | None:
-        """What the work finds in the words, as this replica knows them; in a thread. None in a damaged file, which is
-        repaired then."""
-        await self._looked(user_id, _PATIENCE)
+        """Return what the work finds in the keyword index, in a thread. None if the user's file is damaged; it is
+        rebuilt then."""
         try:
             return await asyncio.to_thread(work, self._keywords)
         except KeywordIndexDamaged as exc:
@@ -143,37 +128,7 @@ class Index:
     async def _tell(self, change: MemoryChanged) -> None:
         await self._context.bus.publish(MEMORY_CHANGED.of(change, user_id=change.user_id))
 
-    async def _looked(self, user_id: str, patience: float | None = None) -> None:
-        """Waits until the user's words are as they should be, but not for ever."""
-        if self._store.listing is None or user_id in self._whole:
-            return
-        look = self._looks.get(user_id)
-        if look is None:
-            look = self._looks[user_id] = asyncio.Event()
-            self._context.supervise("words", partial(self._complete, user_id))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await look.wait()
-
-    async def _complete(self, user_id: str) -> None:
-        """Makes words anew whose file has vanished, was emptied or has not everything."""
-        await self.ready.wait()
-        await self._compared(user_id)
-        self._whole.add(user_id)
-        self._looks.pop(user_id).set()
-
-    async def _compared(self, user_id: str) -> None:
-        try:
-            count = await asyncio.to_thread(self._keywords.count, user_id)
-        except KeywordIndexDamaged as exc:
-            log.error("keywords.damaged", reason=str(exc))
-            count = -1
-        if count != self.catalog.count(user_id):
-            log.warning("index.incomplete", user_id=user_id, words=count, engrams=self.catalog.count(user_id))
-            await self._repair(user_id)
-
     async def _add(self, user_id: str, placed: Sequence[Placed]) -> None:
-        await self._looked(user_id)
         self.catalog.add([one.engram for one in placed])
         try:
             await asyncio.to_thread(lambda: self._keywords.add(user_id, self._entries(placed)))
@@ -185,11 +140,9 @@ class Index:
         return [entry(one.engram, one.vector) for one in placed]
 
     async def _remove(self, user_id: str, ids: Sequence[str]) -> None:
-        await self._looked(user_id)
         if not self.ready.is_set():
             self._removed.append((user_id, list(ids)))
         self.catalog.remove(user_id, ids)
-        self._due(user_id)
         try:
             await asyncio.to_thread(self._keywords.remove, user_id, list(ids))
         except KeywordIndexDamaged as exc:
@@ -198,14 +151,13 @@ class Index:
             await self._repair(user_id)
 
     async def _remove_user(self, user_id: str) -> None:
-        await self._looked(user_id)
         if not self.ready.is_set():
             self._removed.append((user_id, None))
         self.catalog.remove_user(user_id)
         await asyncio.to_thread(self._keywords.remove_user, user_id)
 
     async def _repair(self, user_id: str) -> None:
-        """The user's words made anew from the store; once more where something came or was removed meanwhile."""
+        """Rebuild the user's index from the store; again if something came or went meanwhile."""
         ids: list[str] | None = None
         while (there := self.catalog.ids(user_id)) != ids:
             ids = there
@@ -239,23 +191,19 @@ class Index:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _start(self) -> str:
-        """Makes catalog and keywords, or what of them is missing; where to follow the changes from."""
+        """Fill the catalog, and rebuild the index if it missed changes. Return the id after which to follow them."""
         newest: str = await self._context.bus.newest(MEMORY_CHANGED.stream)
         mark = await asyncio.to_thread(self._keywords.mark)
         start = newest if mark is None or await self._missed(mark) else mark
-        if start != mark:
-            log.info("index.rebuild", mark=mark)
-        listing = self._store.listing
-        if listing is None:
-            await self._store.reading(lambda: self._keywords.rebuild(self._scanned()))
+        if start == mark:
+            await self._load()
         else:
-            if start != mark:
-                await asyncio.to_thread(self._keywords.clear)
-            await asyncio.to_thread(self.catalog.add, listing.engrams)
-            for user_id in await self._store.reading(self._behind, listing.behind):
-                await self._compared(user_id)
-            # they would fill some memory beside the catalog
-            self._store.listing = replace(listing, engrams=())
+            # A store that cannot be read raises here: until then its index is all that is left.
+            users = await self._store.users()
+            log.info("index.rebuild", mark=mark, users=len(users))
+            await asyncio.to_thread(self._keywords.clear)
+            async for user_id, placed in self._store.scan():
+                await self._fill(user_id, placed)
         self.ready.set()
         removed, self._removed = self._removed, []
         for user_id, ids in removed:
@@ -265,19 +213,24 @@ class Index:
         log.info("index.ready", engrams=len(self.catalog), users=len(self.catalog.users()))
         return start
 
-    # both in a thread: a page's dictionary writes are short, and each is complete in itself
+    async def _load(self) -> None:
+        """Fill the catalog from the index, and from the store for users whose files vanished or cannot be read."""
+        # at the same time: both take half a millisecond for each user
+        users, _ = await asyncio.gather(self._store.users(), self._load_known())
+        for user_id in users - set(self.catalog.users()):
+            async for placed in self._store.of_user(user_id):
+                await self._add(user_id, placed)
 
-    def _scanned(self) -> Iterator[tuple[str, Sequence[Entry]]]:
-        for user_id, placed in self._store.scan_placed():
-            self.catalog.add([one.engram for one in placed])
-            yield user_id, self._entries(placed)
+    async def _load_known(self) -> None:
+        known = self._keywords.known()
+        while self._store.damage is None and (part := await asyncio.to_thread(lambda: list(islice(known, _PART)))):
+            for engrams in part:
+                # what this replica has added meanwhile is newer
+                self.catalog.add(one for one in engrams if self.catalog.owner(one.id) is None)
 
-    def _behind(self, names: Sequence[str]) -> set[str]:
-        users = set()
-        for user_id, engrams in self._store.scan(names):
-            self.catalog.add(engrams)
-            users.add(user_id)
-        return users
+    async def _fill(self, user_id: str, placed: Sequence[Placed]) -> None:
+        self.catalog.add([one.engram for one in placed])
+        await asyncio.to_thread(self._keywords.add, user_id, self._entries(placed))
 
     async def _missed(self, mark: str) -> bool:
         """Whether the stream no longer has everything after the mark."""

@@ -31,21 +31,13 @@ def no_fault(_step: str) -> None:
 
 
 class Keeper:
-    """due: told whose memory something is removed from, before it is."""
+    """fault: called at each step of a write."""
 
-    def __init__(
-        self,
-        store: Store,
-        states: States,
-        index: Index,
-        fault: Hook = no_fault,
-        due: Callable[[str], None] = lambda _user_id: None,
-    ) -> None:
+    def __init__(self, store: Store, states: States, index: Index, fault: Hook = no_fault) -> None:
         self.store = store
         self.states = states
         self.index = index
         self._fault = fault
-        self._due = due
 
     async def put(self, user_id: str, items: Sequence[tuple[Engram, Vector]]) -> list[Engram]:
         """Upserts engrams of one user with what is known of them; what was deleted stays deleted.
@@ -62,7 +54,6 @@ class Keeper:
             before = await self.states.read(engrams)
             gone = [e.id for e, state in zip(engrams, before, strict=True) if state.gone(e)]
             if gone:
-                self._due(user_id)
                 # neither what was said of an answer waits for it, nor what comes later; a topic may come again
                 await self.states.delete([engram_id for engram_id in gone if open_items[engram_id][0].kind == "turn"])
                 await self.store.delete(user_id, gone)
@@ -126,7 +117,6 @@ class Keeper:
                 return
             (before,) = await self.states.read([found])
             if before.gone(found):
-                self._due(user_id)
                 await self.store.delete(user_id, [engram_id])
                 await self.index.remove(user_id, [engram_id])
                 return
@@ -144,7 +134,6 @@ class Keeper:
         """For good: text, vector, words, annotations that wait; what comes late is refused for some weeks."""
         if not ids:
             return
-        self._due(user_id)
         await self.states.delete(ids)
         self._fault("marked")
         await self._bereave(user_id, ids)
@@ -199,7 +188,6 @@ class Keeper:
     async def delete_user(self, user_id: str) -> int:
         """Everything of a user; the number of engrams."""
         await self.index.ready.wait()
-        self._due(user_id)
         await self.states.forget(user_id, "", await self.states.now())
         ids = self.index.catalog.ids(user_id)
         await self.states.delete(ids)

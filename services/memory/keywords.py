@@ -13,10 +13,11 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.memory.catalog import Known
 from services.memory.fts import (
     MAX_WORDS,
     SCHEMA,
@@ -42,6 +43,11 @@ __all__ = ["Entry", "Found", "KeywordIndex", "KeywordIndexDamaged", "Seen", "Sou
 OPEN_FILES = 32
 # Bytes of a file that are read without a copy.
 MAPPED = 512_000_000
+# A file's application_id: no removed word is left in it; some may be left; they are being overwritten.
+_CLEAN, _REMOVED, _MERGING = 0, 1, 2
+_KNOWN = """
+SELECT id, time, json_extract(data, '$.kind'), json_extract(data, '$.respondent_id') IS NOT 'B' FROM engram
+"""
 
 
 class KeywordIndexDamaged(Local2Error):
@@ -66,14 +72,17 @@ class _File:
 
 
 class KeywordIndex:
-    """Every method may be called from any thread, and returns when its effect is on disk."""
+    """Every method may be called from any thread, and returns when its effect is on disk.
+
+    unclean: users in whose files removed words may be left; see `overwrite`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._open: OrderedDict[str, _File] = OrderedDict()
         self._lock = threading.Lock()
-        self._merging: set[str] = set()
+        self.unclean: set[str] = set()
 
     def close(self) -> None:
         with self._lock:
@@ -89,26 +98,30 @@ class KeywordIndex:
             insert(db, rows)
 
     def remove(self, user_id: str, ids: Iterable[str]) -> int:
-        """Forgets these engrams. Returns how many there were. `overwrite` leaves nothing of them on disk."""
+        """Remove engrams and return how many were there. `overwrite` removes their words from the disk."""
         with self._there(user_id) as db:
             if db is None:
                 return 0
             with _transaction(db):
+                db.execute(f"PRAGMA application_id = {_REMOVED}")
+                self.unclean.add(user_id)
                 return sum(delete(db, id_) for id_ in ids)
 
     def overwrite(self, user_id: str) -> bool:
-        """One step, of some milliseconds, towards a file in which no word of what was removed is left; whether there
-        are more to come. A process that dies in between begins anew."""
+        """Take one step, of some milliseconds, towards a file without removed words; return whether more are needed.
+
+        The file itself records how far this is, for a process that dies in between.
+        """
         with self._there(user_id) as db:
-            if db is None:
+            state = _CLEAN if db is None else db.execute("PRAGMA application_id").fetchone()[0]
+            if db is None or state == _CLEAN:
+                self.unclean.discard(user_id)
                 return False
-            begin = user_id not in self._merging
-            self._merging.add(user_id)
-            if not overwritten(db, "words", begin=begin):
-                return True
-            self._merging.discard(user_id)
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return False
+            done = overwritten(db, "words", begin=state == _REMOVED)
+            if done:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            db.execute(f"PRAGMA application_id = {_CLEAN if done else _MERGING}")
+            return True
 
     def remove_user(self, user_id: str) -> None:
         """Forgets everything of the user: the file is unlinked."""
@@ -153,19 +166,28 @@ class KeywordIndex:
             self._drop(user_id)
         self.add(user_id, entries)
 
+    def known(self) -> Iterator[list[Known]]:
+        """Yield the engrams of each user. Users whose files are damaged, or of another version, are left out.
+
+        Adds users to `unclean` whose words a process has left behind.
+        """
+        for path in self._folder.glob("*.db"):
+            address = f"{path.absolute().as_uri()}?mode=ro"
+            with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as db:
+                if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+                    continue
+                (user_id,) = db.execute("SELECT user_id FROM owner").fetchone()
+                if db.execute("PRAGMA application_id").fetchone()[0] != _CLEAN:
+                    self.unclean.add(user_id)
+                yield [Known(one, user_id, at, kind, bool(shown)) for one, at, kind, shown in db.execute(_KNOWN)]
+
     def clear(self) -> None:
-        """Forgets everything, and the mark first: a clearing that did not end is seen at the next start."""
+        """Remove everything, and the mark first: the next start sees a clearing that did not end."""
         with self._lock:
             self._mark_path.unlink(missing_ok=True)
             self._close_all()
             for path in self._folder.glob("*.db*"):
                 path.unlink(missing_ok=True)
-
-    def rebuild(self, batches: Iterable[tuple[str, Sequence[Entry]]]) -> None:
-        """The whole index made anew from the store: (user_id, some entries) as often as needed. As `clear` first."""
-        self.clear()
-        for user_id, entries in batches:
-            self.add(user_id, entries)
 
     def mark(self) -> str | None:
         """How far the index follows the store, as `set_mark` was told; None: it has to be rebuilt."""
@@ -253,7 +275,7 @@ class KeywordIndex:
 
     def _drop(self, user_id: str) -> None:
         path = self._path(user_id)
-        self._merging.discard(user_id)
+        self.unclean.discard(user_id)
         file = self._open.pop(user_id, None)
         if file is not None:
             file.lock.acquire()

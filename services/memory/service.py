@@ -18,7 +18,7 @@ from services.memory.document_reader import PROCESSES, DocumentReader
 from services.memory.document_tools import DocumentTools
 from services.memory.documents import Documents
 from services.memory.embedding import Embedder, open_embedder
-from services.memory.erasing import Due, Erasing
+from services.memory.erasing import Erasing
 from services.memory.gathering import open_gathering
 from services.memory.index import Index
 from services.memory.ingest import Ingest
@@ -33,7 +33,7 @@ from services.memory.recall import Recall
 from services.memory.reembed import Reembedding, refuse_other_models
 from services.memory.rerank import CrossEncoder, ModelReranker
 from services.memory.settings import MemorySettings
-from services.memory.store import Store, open_store
+from services.memory.store import Store, StoreDamaged, open_store
 from services.memory.tools import MemoryTools
 from services.memory.transfer import open_endpoint
 from shared.contracts import (
@@ -82,14 +82,13 @@ def builder(fault: Hook = no_fault) -> Any:
             embedder = await stack.enter_async_context(
                 open_embedder(settings.embeddings(), model_name, settings.embed_batch, pace, _stand_in(settings))
             )
-            due = await asyncio.to_thread(Due, words / "deleted")
-            index = Index(context, store, keywords, due.add)
+            index = Index(context, store, keywords)
             states = States(context.bus, settings.pending_days, settings.forget_days)
-            keeper = Keeper(store, states, index, fault, due.add)
-            folder = settings.folder if settings.chroma_url is None else None
-            erasing = Erasing(due, store, keywords, folder, answering(context), settings.erase_after)
-            if settings.on_model_change == "refuse" and store.damage is None:
-                await refuse_other_models(keeper, model_name)
+            keeper = Keeper(store, states, index, fault)
+            erasing = Erasing(keywords, answering(context), settings.erase_after)
+            if settings.on_model_change == "refuse":
+                with contextlib.suppress(StoreDamaged):
+                    await refuse_other_models(keeper, model_name)
             model = PreemptibleChatModel(settings.chat_model(), queries(context.bus), lambda: context.settings)
             stack.push_async_callback(model.aclose)
             # somebody waits for what is reranked
@@ -115,7 +114,7 @@ def builder(fault: Hook = no_fault) -> Any:
                 yield offered
 
             works = await stack.enter_async_context(open_tools(context, same))
-            await _facts(context, store, embedder, index, 0, erasing.pending)
+            await _facts(context, store, embedder, index, 0)
             reembedding = Reembedding(context, keeper, embedder, replace=settings.on_model_change == "reembed")
             async with (
                 supervised_tasks(retention=retention.run),
@@ -124,7 +123,7 @@ def builder(fault: Hook = no_fault) -> Any:
                     reembedding.run(),
                     documents.run(),
                     erasing.run(),
-                    _watch(context, store, embedder, index, reembedding, erasing),
+                    _watch(context, store, embedder, index, reembedding),
                 ),
             ):
                 yield [
@@ -203,16 +202,13 @@ async def _watch(
     embedder: Embedder,
     index: Index,
     reembedding: Reembedding,
-    erasing: Erasing,
 ) -> None:
     while True:
-        await _facts(context, store, embedder, index, reembedding.left, erasing.pending)
+        await _facts(context, store, embedder, index, reembedding.left)
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _facts(
-    context: Context[Any], store: Store, embedder: Embedder, index: Index, left: int, erasing: bool
-) -> None:
+async def _facts(context: Context[Any], store: Store, embedder: Embedder, index: Index, left: int) -> None:
     """Says in the registry what works: /ready and the console show it."""
     trouble = None
     try:
@@ -236,7 +232,6 @@ async def _facts(
             "engrams": len(index.catalog),
             "waiting": embedder.waiting,
             "reembedding": left,
-            "erasing": erasing,
             "degraded": "; ".join(reason for reason in reasons if reason) or None,
         }
     )

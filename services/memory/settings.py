@@ -142,7 +142,7 @@ class MemorySettings(BackendSettings, PreemptionSettings):
         default=2.0,
         ge=0,
         le=3600,
-        description="Seconds from a deletion until its words are overwritten on disk, while nobody is being answered",
+        description="Seconds from a deletion until its words leave the keyword files, while no question is answered",
     )
     keep_days_engrams: int = kept_days("Engrams of answers are removed so many days after they were given")
     keep_days_notes: int = kept_days("What somebody had remembered, notes and topics, is removed after so many days")

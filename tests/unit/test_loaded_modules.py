@@ -34,29 +34,3 @@ def test_a_participant_loads_no_more_than_it_needs(participant: str) -> None:
     itself, with_httpx = (set(line.split()) for line in done.stdout.splitlines())
     assert HEAVY & with_httpx <= NEEDED.get(participant, set())
     assert participant not in WITHOUT or not FOR_MODELS & itself
-
-
-def test_an_embedded_store_loads_chromas_compiled_part_alone(tmp_path: Path) -> None:
-    program = f"""
-import sys
-from pathlib import Path
-from services.memory.chroma import Collections, embedded
-from services.memory.vectors import Space
-store = Collections(lambda: embedded(Path({str(tmp_path)!r})), "test", shared=False)
-assert store.of("nobody", Space("m", 1)) == {{}}
-store.upsert("ann", Space("m", 1), {{"ids": ["a"], "embeddings": [[1.0]], "metadatas": [{{"n": 1}}]}})
-assert store.each("ann", lambda one: one.handle.query([[1.0]], 1)["ids"]) == [[["a"]]]
-print(*sys.modules)
-# who asks a server afterwards has the package, and the same errors
-from services.memory.chroma import NotFoundError
-from services.memory.engine import package
-assert package().HttpClient and sys.modules["chromadb.errors"].NotFoundError is NotFoundError
-from chromadb.api.fastapi import FastAPI
-assert store.of("nobody", Space("m", 1)) == {{}}
-store.close()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    loaded = set(done.stdout.split())
-    assert "chromadb_rust_bindings" in loaded
-    assert {name for name in loaded if name.startswith("chromadb.")} == {"chromadb.errors"}
-    assert HEAVY & loaded - {"chromadb"} <= NEEDED["memory"]

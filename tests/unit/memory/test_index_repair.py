@@ -46,7 +46,7 @@ async def test_what_happens_while_the_words_are_made_anew_holds(tmp_path: Path, 
 
     words = KeywordIndex(tmp_path)
     context: Any = SimpleNamespace(bus=SimpleNamespace(publish=published), supervise=supervise)
-    store: Any = SimpleNamespace(placed=placed, listing=None)
+    store: Any = SimpleNamespace(placed=placed)
     index = Index(context, store, words)
     index.ready.set()
     await index.put("ann", list(kept.values()))

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.memory import fts, keywords
+from services.memory.catalog import Known
 from services.memory.fts import BEFORE_WEIGHT, EARLIER_WEIGHT
 from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged, Seen, Sought
 
@@ -286,6 +287,26 @@ def test_what_is_removed_later_is_overwritten_as_well(index: KeywordIndex, tmp_p
     assert index.count("ann") == (39 if begun == "ended" else 0)
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_removed_words_are_overwritten_after_a_restart(index: KeywordIndex, tmp_path: Path, steps: int) -> None:
+    for number in range(40):
+        index.add("ann", [Entry(f"other {number}", f"another codeword {number}", "", "{}")])
+    index.add("ann", [Entry("secret", "the codeword is xylophone", data="{}")])
+    index.remove("ann", ["secret"])
+    for _ in range(steps):
+        index.overwrite("ann")
+    index.close()
+    again = KeywordIndex(tmp_path / "keywords")
+    assert again.unclean == set()
+    assert sum(map(len, again.known())) == 40
+    assert again.unclean == {"ann"}
+    while again.overwrite("ann"):
+        pass
+    again.close()
+    assert again.unclean == set()
+    assert on_disk(tmp_path, ["xylophon"]) == []
+
+
 def test_an_index_is_made_anew_of_what_it_is_given(index: KeywordIndex) -> None:
     index.add("ann", [COFFEE])
     index.add("bob", [COFFEE])
@@ -333,26 +354,32 @@ def test_an_index_of_another_version_has_no_mark(index: KeywordIndex, monkeypatc
     assert index.mark() is None
 
 
-def test_a_rebuild_has_exactly_what_the_store_has(index: KeywordIndex) -> None:
-    index.add("ann", [Entry("stale", "coffee")])
-    index.add("bob", [Entry("gone", "coffee")])
-    index.rebuild([("ann", [COFFEE]), ("ann", [LISBON]), ("eve", [COFFEE])])
-    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
-    assert index.count("ann") == 2
-    assert index.count("bob") == 0
-    assert index.count("eve") == 1
-
-
-def test_a_rebuild_that_did_not_end_is_seen(index: KeywordIndex) -> None:
+def test_index_cleared_has_neither_words_nor_mark(index: KeywordIndex) -> None:
+    index.add("ann", [COFFEE])
+    index.add("bob", [COFFEE])
     index.set_mark("17-0")
+    index.clear()
+    assert (index.count("ann"), index.count("bob"), index.mark()) == (0, 0, None)
+    index.add("ann", [LISBON])
+    assert ids(index.search("ann", "coffee in Lisbon", 5)) == ["lisbon"]
 
-    def broken() -> Iterator[tuple[str, list[Entry]]]:
-        yield "ann", [COFFEE]
-        raise ConnectionError("the store is away")
 
-    with pytest.raises(ConnectionError):
-        index.rebuild(broken())
-    assert index.mark() is None
+def test_known_engrams_are_those_of_readable_files(index: KeywordIndex, tmp_path: Path) -> None:
+    index.add("ann", [Entry("a", "tea", data='{"kind":"turn","respondent_id":"A"}', time=5), LISBON])
+    index.add("ann", [Entry("b", "", data='{"kind":"turn","respondent_id":"B"}', time=6)])
+    index.remove("ann", ["lisbon"])
+    index.add("ben", [Entry("c", "tea", data='{"kind":"note","respondent_id":""}', time=7)])
+    before = set(files(tmp_path))
+    index.add("eve", [COFFEE])
+    index.close()
+    (lost,) = set(files(tmp_path)) - before
+    lost.write_bytes(b"no database" * 1_000)
+    found = sorted((one for part in index.known() for one in part), key=lambda one: one.id)
+    assert found == [
+        Known("a", "ann", 5, "turn", True),
+        Known("b", "ann", 6, "turn", False),
+        Known("c", "ben", 7, "note", True),
+    ]
 
 
 @pytest.mark.parametrize("damage", ["garbage", "pages", "version"])
@@ -547,7 +574,7 @@ steps = st.lists(
 @given(steps)
 def test_after_any_history_each_user_finds_exactly_their_own(tmp_path: Path, history: list) -> None:
     index = KeywordIndex(tmp_path / "history")
-    index.rebuild([])
+    index.clear()
     kept: dict[str, dict[str, str]] = {"ann": {}, "bob": {}, "eve": {}}
     for action, user, number, word in history:
         if action == "add":
