@@ -18,12 +18,12 @@ from services.memory.document_reader import DocumentReader
 from services.memory.embedding import Embedder
 from services.memory.formats import HEAD, IMAGES, KINDS, TYPES, FileRefused, kind_of
 from services.memory.incoming import Incoming
-from services.memory.keeper import Hook
 from services.memory.library import Bare, Library, LibraryFull, Limits
 from services.memory.passages import File, Passage
 from services.memory.ranking import min_score_for
 from services.memory.settings import DocumentSettings, MemorySettings
 from services.memory.vectors import NO_VECTOR, Space
+from services.memory.writer import Hook
 from shared.bus.keys import DOCUMENT_VECTORS
 from shared.contracts import MEMORY_READ, MemoryRead, Outgoing
 from shared.envelope import Message

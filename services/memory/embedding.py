@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from services.memory.pace import Pace
+from services.memory.throttle import Pace
 from services.memory.vectors import NO_VECTOR, Space, Vector
 from shared.errors import ModelError
 from shared.llm.builtin import NAME as BUILT_IN

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from services.memory.classify import Classifier, by_rules
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram, Note, NoteKind, of_response, stamp, topic_id
-from services.memory.gathering import Gathering
-from services.memory.keeper import Keeper
 from services.memory.machine import ANNOTATING, ANNOTATING_PAIRWISE, IDLE, INGESTING, TABLE
 from services.memory.notes import accepted
 from services.memory.text import dense_text
+from services.memory.write_batcher import Gathering
+from services.memory.writer import Keeper
 from shared.bus import order
 from shared.contracts import (
     AGENT_TRANSITION,

@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.memory.embedding import Embedder, profile
 from services.memory.engram import IMPORTED, Engram, topic_id
 from services.memory.ingest import embedded_text
-from services.memory.keeper import Keeper
 from services.memory.portable import engram_of, exported, read_line
-from services.memory.previous import overdue
 from services.memory.recall import MOST, Recall, Wanted
+from services.memory.rendering import brief, data_of, told, whole
 from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable
-from services.memory.telling import brief, data_of, told, whole
 from services.memory.tools import MAX_CONTENT, MAX_QUERIES, MemoryTools, checked_topic
+from services.memory.turn_linking import overdue
+from services.memory.writer import Keeper
 from shared.contracts import ToolRequest
 from shared.envelope import now_ms
 from shared.errors import ModelError, ToolError

@@ -1,7 +1,7 @@
 """What must be agreed on between replicas of one engram: its newest annotations, and whether it was deleted.
 
 A hash per engram holds both, so that one read sees them together. Whoever writes an engram reads this state before and
-after: when it has changed in between, it writes again (see `keeper`). The hash goes after some days; by then the
+after: when it has changed in between, it writes again (see `writer`). The hash goes after some days; by then the
 annotations are in the store.
 """
 

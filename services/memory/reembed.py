@@ -12,9 +12,9 @@ from typing import Any
 
 from services.memory.embedding import Embedder
 from services.memory.ingest import embedded_text
-from services.memory.keeper import Keeper
 from services.memory.store import Kept
 from services.memory.vectors import NO_VECTOR, NOWHERE, Space
+from services.memory.writer import Keeper
 from shared.bus.keys import REEMBEDDING
 from shared.errors import SettingsError, TransientError
 from shared.participant.service import Context

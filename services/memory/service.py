@@ -18,24 +18,24 @@ from services.memory.document_reader import PROCESSES, DocumentReader
 from services.memory.document_tools import DocumentTools
 from services.memory.documents import Documents
 from services.memory.embedding import Embedder, open_embedder
-from services.memory.erasing import Erasing
-from services.memory.gathering import open_gathering
 from services.memory.index import Index
 from services.memory.ingest import Ingest
-from services.memory.keeper import Hook, Keeper, no_fault
-from services.memory.keeping import kinds
 from services.memory.keywords import KeywordIndex
 from services.memory.library import Library
 from services.memory.manage import Manage
 from services.memory.notes import States
-from services.memory.pace import Pace, answering
 from services.memory.recall import Recall
 from services.memory.reembed import Reembedding, refuse_other_models
 from services.memory.rerank import CrossEncoder, ModelReranker
+from services.memory.retention import kinds
+from services.memory.secure_delete import Erasing
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, StoreDamaged, open_store
+from services.memory.throttle import Pace, answering
 from services.memory.tools import MemoryTools
 from services.memory.transfer import open_endpoint
+from services.memory.write_batcher import open_gathering
+from services.memory.writer import Hook, Keeper, no_fault
 from shared.contracts import (
     CRITIQUE_RESULT,
     MEMORY_CLASSIFY,

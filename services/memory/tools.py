@@ -10,12 +10,12 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram
 from services.memory.ingest import embedded_text, saved
-from services.memory.keeper import Keeper
 from services.memory.recall import Recall, Wanted
+from services.memory.rendering import NOTHING, data_of, told
 from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable
-from services.memory.telling import NOTHING, data_of, told
 from services.memory.vectors import NO_VECTOR
+from services.memory.writer import Keeper
 from shared.contracts import MEMORY_SAVE, MemorySave, ToolRequest
 from shared.envelope import now_ms
 from shared.errors import ToolError

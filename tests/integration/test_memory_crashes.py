@@ -29,10 +29,10 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.memory.index import Index, engrams_of
-from services.memory.keeper import Keeper
 from services.memory.portable import exported
 from services.memory.service import app
 from services.memory.store import StoreLocked
+from services.memory.writer import Keeper
 from shared.contracts import DEAD_LETTER
 from shared.envelope import now_ms
 from shared.errors import PermanentError

@@ -33,11 +33,11 @@ from services.memory.engram import Engram, Note
 from services.memory.index import entry
 from services.memory.ingest import embedded_text
 from services.memory.keywords import KeywordIndex
-from services.memory.previous import overdue
 from services.memory.ranking import Weights
 from services.memory.recall import Recall, Wanted
 from services.memory.settings import MemorySettings
 from services.memory.store import Near
+from services.memory.turn_linking import overdue
 from services.memory.vectors import Vector
 from shared.envelope import now_ms
 from shared.llm.minilm import Embedder

@@ -10,7 +10,7 @@ import pytest
 
 from services.memory import embedding
 from services.memory.embedding import BUILT_IN, Embedder, open_embedder
-from services.memory.pace import Pace
+from services.memory.throttle import Pace
 from services.memory.vectors import NO_VECTOR, Space, Vector
 from shared.errors import ModelError
 from shared.llm.port import (

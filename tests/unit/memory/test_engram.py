@@ -14,7 +14,7 @@ from services.memory.engram import Engram, Note, imported_id, merged, of_respons
 from services.memory.index import entry
 from services.memory.ingest import embedded_text
 from services.memory.portable import engram_of, exported, read_line
-from services.memory.telling import brief, whole
+from services.memory.rendering import brief, whole
 from shared.contracts import ResponseGeneration, ToolCallRecord
 
 stamps = st.builds(stamp, st.integers(0, 3), st.sampled_from(["a", "b", "c"]))

@@ -8,8 +8,8 @@ from pathlib import Path
 from support.on_disk import having
 from support.waiting import always, eventually
 
-from services.memory.erasing import Erasing
 from services.memory.keywords import Entry, KeywordIndex
+from services.memory.secure_delete import Erasing
 
 WORD = "xylograph"
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.memory import pace
+from services.memory import throttle
 from services.memory.engram import Engram
-from services.memory.gathering import MOST, Gathering, Vector, open_gathering
-from services.memory.pace import Pace
 from services.memory.store import StoreUnavailable
+from services.memory.throttle import Pace
 from services.memory.vectors import NO_VECTOR
+from services.memory.write_batcher import MOST, Gathering, Vector, open_gathering
 from shared.errors import PermanentError
 
 
@@ -208,12 +208,12 @@ async def test_while_users_are_answered_writes_are_small_and_all_is_written(monk
     async def somebody() -> bool:
         return True
 
-    monkeypatch.setattr(pace, "LONGEST", 0.01)
+    monkeypatch.setattr(throttle, "LONGEST", 0.01)
     store = Store()
     async with open_gathering(store.write, Pace(somebody)) as gathering:
-        waiting = started(gathering, [engram(number) for number in range(3 * pace.FEW)])
-        assert [len(one) for one in await asyncio.gather(*waiting)] == [1] * 3 * pace.FEW
-    assert store.sizes == [pace.FEW] * 3
+        waiting = started(gathering, [engram(number) for number in range(3 * throttle.FEW)])
+        assert [len(one) for one in await asyncio.gather(*waiting)] == [1] * 3 * throttle.FEW
+    assert store.sizes == [throttle.FEW] * 3
 
 
 async def test_a_rest_is_due_after_each_write_and_who_waits_is_told_of_a_failure_all_the_same() -> None:

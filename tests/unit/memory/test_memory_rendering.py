@@ -9,8 +9,8 @@ import pytest
 from services.memory.engram import Engram
 from services.memory.ranking import Hit
 from services.memory.recall import Recalled, Reranked
+from services.memory.rendering import _rooms, data_of, told
 from services.memory.settings import MemorySettings
-from services.memory.telling import _rooms, data_of, told
 
 TODAY = datetime(2026, 5, 31, tzinfo=UTC)
 AT = int(datetime(2026, 5, 30, 9, 5, tzinfo=UTC).timestamp() * 1000)

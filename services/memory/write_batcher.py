@@ -1,7 +1,7 @@
 """Engrams that come one by one are written together: what waits while a write of the user is under way is the next one.
 
 Nothing is delayed to make a batch larger: an engram that comes alone is written at once. Only while users are being
-answered there are rests between writes (see `pace`).
+answered there are rests between writes (see `throttle`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.memory.engram import Engram
-from services.memory.pace import Pace
+from services.memory.throttle import Pace
 from services.memory.vectors import Vector
 from shared.errors import TransientError
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from services.memory.keeper import Keeper
 from services.memory.library import Library
+from services.memory.writer import Keeper
 from shared.participant.retention import Census, Kind
 
 # Engrams that are removed in one go.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.memory.pace import FEW, LONGEST, REST, Pace, answering
+from services.memory.throttle import FEW, LONGEST, REST, Pace, answering
 from shared.errors import BusUnavailable
 
 

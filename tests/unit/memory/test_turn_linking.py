@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.memory.engram import Engram, as_before
-from services.memory.previous import overdue
+from services.memory.turn_linking import overdue
 
 
 def turn(time: int, name: str = "", **known: str) -> Engram:
