@@ -10,7 +10,8 @@ from services.gateway.deletion import STEP, forget_queries
 from services.gateway.gateway import Gateway
 from services.gateway.history import Said, begins, change, queries_of, same, turns_of
 from services.gateway.keys import Principal, digest
-from services.gateway.records import is_session_id, open_session, own_session
+from services.gateway.records import open_session, own_session
+from services.gateway.session_ids import is_session_id
 from shared.bus.keys import queries_key
 from shared.records import lanes
 from shared.records.sessions import Turn, shown, title_of

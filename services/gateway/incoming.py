@@ -11,8 +11,9 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
-from services.gateway.records import SESSION_RULE, aside, is_session_id, own_session
+from services.gateway.records import aside, own_session
 from services.gateway.schemas import Body
+from services.gateway.session_ids import SESSION_RULE, is_session_id
 from shared.bus import order
 from shared.contracts import MAX_QUERY_CHARS
 from shared.records.session_records import SessionRecord, TurnRecord, write_sessions

@@ -7,7 +7,8 @@ from typing import Any
 
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
-from services.gateway.records import QueryRecord, is_session_id, load, own_session
+from services.gateway.records import QueryRecord, load, own_session
+from services.gateway.session_ids import is_session_id
 from shared.bus import order
 from shared.bus.keys import journal_key, queries_key
 from shared.records import lanes

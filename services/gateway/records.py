@@ -18,10 +18,8 @@ from shared.records.sessions import SessionInfo
 # What Redis takes as a stream id, with room for the arithmetic on it.
 _ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
 _QUERY_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,10}")
-_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}")
 # A name that is kept for one user.
 _ASIDE = re.compile(r"@[0-9a-f]{64}$")
-SESSION_RULE = "1 to 128 letters, digits and . _ : @ + = -, beginning with a letter or digit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +98,6 @@ def checked_entry_id(value: str | None, name: str) -> str | None:
     if value is None or _ENTRY_ID.fullmatch(value):
         return value
     raise ApiError(400, "bad_event_id", f"{name} must be the id of an event, like 1-15")
-
-
-def is_session_id(value: str) -> bool:
-    return _SESSION_ID.fullmatch(value) is not None
 
 
 async def own_session(gateway: Gateway, principal: Principal, name: str) -> SessionInfo | None:

@@ -18,7 +18,7 @@ from pydantic import (
 
 from services.gateway.errors import CODES
 from services.gateway.keys import Role
-from services.gateway.records import SESSION_RULE, is_session_id
+from services.gateway.session_ids import SESSION_RULE, is_session_id
 from shared import zones
 from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment, VotePart
 

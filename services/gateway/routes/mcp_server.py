@@ -30,9 +30,10 @@ from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
 from services.gateway.operations import operate
 from services.gateway.orphans import Orphans
-from services.gateway.records import QueryRecord, forgotten, is_session_id, own_session
+from services.gateway.records import QueryRecord, forgotten, own_session
 from services.gateway.routes.queries import failure, loop_time_of, shown_result
 from services.gateway.schemas import QueryBody
+from services.gateway.session_ids import is_session_id
 from services.gateway.sse import heard, parts
 from shared.bus.keys import journal_key
 from shared.contracts import canonical_tool

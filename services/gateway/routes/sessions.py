@@ -18,9 +18,10 @@ from services.gateway.happened import happened
 from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
 from services.gateway.operations import files_now, new_call, operate_for
-from services.gateway.records import is_query_id, is_session_id, own_session
+from services.gateway.records import is_query_id, own_session
 from services.gateway.routes.titles import title
 from services.gateway.schemas import ChatSettings, SessionBody, TimeZone, told
+from services.gateway.session_ids import is_session_id
 from services.gateway.shapes.sessions import (
     SessionChanged,
     SessionDeleted,
