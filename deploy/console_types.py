@@ -25,9 +25,9 @@ def shapes() -> dict[str, Any]:
     # makes the application, which takes a moment: not for `--help`
     from services.gateway.app import create_app
     from services.gateway.description import describe
-    from services.gateway.gateway import Gateway
+    from services.gateway.http.gateway import Gateway
+    from services.gateway.openai import shapes as openai
     from services.gateway.settings import GatewaySettings
-    from services.gateway.shapes import openai
 
     document = describe(create_app(Gateway(GatewaySettings(redis_url="redis://127.0.0.1:9"))))
     found = {

@@ -8,63 +8,60 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, FastAPI, Response
 
+from services.gateway.backup import routes as backup_routes
 from services.gateway.description import describe
-from services.gateway.entrance import Entrance
-from services.gateway.errors import install
-from services.gateway.gateway import Gateway
-from services.gateway.orphans import Orphans
-from services.gateway.request_guard import RequestGuard
-from services.gateway.routes import (
-    backup,
-    bus,
-    console,
-    dead_letters,
-    embeddings,
-    experiments,
-    feedback,
-    files,
-    health,
-    keys,
-    knowledge,
-    mcp,
-    memory,
-    metrics,
-    openai,
-    participants,
-    personas,
-    preferences,
-    queries,
-    retention,
-    sessions,
-    tools,
+from services.gateway.http import console_routes, health_routes
+from services.gateway.http.errors import install
+from services.gateway.http.gateway import Gateway
+from services.gateway.http.request_guard import RequestGuard
+from services.gateway.http.request_middleware import Entrance
+from services.gateway.http.schemas import told
+from services.gateway.openai import embedding_routes
+from services.gateway.openai import routes as openai_routes
+from services.gateway.openai.orphans import Orphans
+from services.gateway.operations import (
+    bus_routes,
+    dead_letter_routes,
+    experiment_routes,
+    file_routes,
+    key_routes,
+    knowledge_routes,
+    mcp_routes,
+    memory_routes,
+    metrics_routes,
+    participant_routes,
+    persona_routes,
+    preference_routes,
+    retention_routes,
+    tool_routes,
 )
-from services.gateway.schemas import told
+from services.gateway.queries import feedback_routes, query_routes, session_routes
 
 _ROUTERS: tuple[APIRouter, ...] = (
-    health.router,
-    queries.router,
-    feedback.router,
-    sessions.router,
-    tools.router,
-    memory.lines_router,
-    memory.router,
-    files.router,
-    knowledge.router,
-    participants.router,
-    personas.router,
-    bus.router,
-    dead_letters.router,
-    retention.router,
-    keys.router,
-    backup.router,
-    preferences.router,
-    experiments.router,
-    openai.asking_router,
-    openai.router,
-    embeddings.router,
-    mcp.router,
-    metrics.router,
-    console.router,
+    health_routes.router,
+    query_routes.router,
+    feedback_routes.router,
+    session_routes.router,
+    tool_routes.router,
+    memory_routes.lines_router,
+    memory_routes.router,
+    file_routes.router,
+    knowledge_routes.router,
+    participant_routes.router,
+    persona_routes.router,
+    bus_routes.router,
+    dead_letter_routes.router,
+    retention_routes.router,
+    key_routes.router,
+    backup_routes.router,
+    preference_routes.router,
+    experiment_routes.router,
+    openai_routes.asking_router,
+    openai_routes.router,
+    embedding_routes.router,
+    mcp_routes.router,
+    metrics_routes.router,
+    console_routes.router,
 )
 
 

@@ -10,13 +10,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.gateway.schemas import JSON, MEANINGS, PLACE, PROBLEM, Problem
-from services.gateway.shapes.events import BusEvent, JournalEvent
-from services.gateway.shapes.knowledge import ClaimLine
-from services.gateway.shapes.memory import EngramLine
-from services.gateway.shapes.openai import ChatChunkEvent, ResponseEvent
-from services.gateway.shapes.operating import RestoreLine
-from services.gateway.shapes.preferences import PreferenceRow
+from services.gateway.http.schemas import JSON, MEANINGS, PLACE, PROBLEM, Problem
+from services.gateway.openai.shapes import ChatChunkEvent, ResponseEvent
+from services.gateway.operations.knowledge_shapes import ClaimLine
+from services.gateway.operations.memory_shapes import EngramLine
+from services.gateway.operations.operator_shapes import RestoreLine
+from services.gateway.operations.preference_shapes import PreferenceRow
+from services.gateway.queries.event_shapes import BusEvent, JournalEvent
 
 # What a stream or a file is made of, and every refusal; no route has one of these as its body.
 _ITEMS: tuple[type[BaseModel], ...] = (

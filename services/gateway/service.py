@@ -11,11 +11,11 @@ from collections.abc import Generator
 
 import uvicorn
 
-from services.gateway.admin_key import shown_by
 from services.gateway.app import create_app
-from services.gateway.gateway import Gateway
-from services.gateway.keeping import retention
-from services.gateway.keys import ADMIN, Principal
+from services.gateway.http.admin_key import shown_by
+from services.gateway.http.gateway import Gateway
+from services.gateway.http.keys import ADMIN, Principal
+from services.gateway.queries.retention import retention
 from services.gateway.settings import GatewaySettings
 from shared.bus import open_bell
 from shared.errors import SettingsError, TransientError

@@ -12,7 +12,7 @@ from support.callers import Asked, Caller
 from support.stack import Client, order
 from support.waiting import eventually
 
-from services.gateway.bus_state import read_bus
+from services.gateway.http.bus_state import read_bus
 from shared.contracts import DEAD_LETTER, MEMORY_FORGET, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_REQUEST
 from shared.envelope import Envelope
 from shared.records.journal import TERMINAL, EntryType

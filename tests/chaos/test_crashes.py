@@ -17,7 +17,7 @@ from support.stack import Client, Participant, Participants, order, shown
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.gateway.bus_state import read_bus
+from services.gateway.http.bus_state import read_bus
 from shared.bus import Bus
 from shared.bus.keys import journal_key
 from shared.contracts import ANSWER_DIALOG, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_REQUEST, TOOL_RESULT

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from services.gateway.bus_state import read_bus
+from services.gateway.http.bus_state import read_bus
 from shared.bus import Bus, ReplyError, order
 from shared.bus.keys import journal_key
 from shared.contracts import ANSWER_DIALOG, CRITIQUE_RESULT, DEAD_LETTER, PAIRWISE_RESULT, RESPONSE_GENERATION

@@ -21,9 +21,9 @@ from services.cli.launch.console_build import CannotBuild, Console, build, build
 from services.cli.launch.run import welcome
 from services.cli.settings import ClientSettings
 from services.gateway.app import create_app
-from services.gateway.gateway import Gateway
-from services.gateway.routes import console
-from services.gateway.routes.console import Built
+from services.gateway.http import console_routes as console
+from services.gateway.http.console_routes import Built
+from services.gateway.http.gateway import Gateway
 from shared.records.journal import EntryType
 
 SOURCES = console_build.SOURCES

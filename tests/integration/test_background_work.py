@@ -20,8 +20,8 @@ from support.waiting import eventually
 from services.cli.launch.child import Child, ChildSpec
 from services.cli.launch.log_view import LogView
 from services.cli.launch.supervisor import Supervisor
-from services.gateway import tap
-from services.gateway.sse import KEEP_ALIVE
+from services.gateway.operations import bus_stream
+from services.gateway.queries.sse import KEEP_ALIVE
 from shared.bus import Bus
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import settings_key
@@ -205,7 +205,7 @@ async def test_a_call_whose_look_for_the_result_fails_is_told(
 async def test_an_entry_that_cannot_be_shown_ends_no_tap(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown, failed = tap.event, 0
+    shown, failed = bus_stream.event, 0
 
     def failing_once(subject: str, entry: Any) -> bytes:
         nonlocal failed
@@ -214,11 +214,11 @@ async def test_an_entry_that_cannot_be_shown_ends_no_tap(
             raise RuntimeError("a bug")
         return shown(subject, entry)
 
-    monkeypatch.setattr(tap, "event", failing_once)
+    monkeypatch.setattr(bus_stream, "event", failing_once)
     settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2)
     async with open_context("probe", settings) as context, Bus(redis_url, "t") as bus:
         await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="before")))
-        live = tap.Tap(context.bus, [QUERY_CANCEL.name], last=0)
+        live = bus_stream.Tap(context.bus, [QUERY_CANCEL.name], last=0)
         async with aclosing(live.events(keepalive=60.0)) as chunks:
             # it says so when it has begun
             assert await anext(chunks) == KEEP_ALIVE

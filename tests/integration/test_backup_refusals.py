@@ -17,7 +17,7 @@ from support.proxy import Proxy
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.gateway.backup.restore import alone
-from services.gateway.gateway import Gateway
+from services.gateway.http.gateway import Gateway
 from shared.bus import open_bell
 from shared.bus.keys import RESTORE_LOCK
 from shared.participant.backup import Header, Reader, Record, Writer

@@ -19,7 +19,7 @@ from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.gateway.backup.archive import archive
-from services.gateway.gateway import Gateway
+from services.gateway.http.gateway import Gateway
 from shared.bus.keys import RESTORE_LOCK, RESTORE_UNFINISHED, record_key
 from shared.errors import BusUnavailable
 from shared.participant.backup import BackupError, Header, Record, examine

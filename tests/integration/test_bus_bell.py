@@ -11,7 +11,7 @@ import redis
 from support.proxy import Proxy
 from support.waiting import eventually
 
-from services.gateway.sse import KEEP_ALIVE, Ending, journal_events
+from services.gateway.queries.sse import KEEP_ALIVE, Ending, journal_events
 from shared.bus import START, Bell, Bus, Entry, Follower, open_bell
 from shared.bus.keys import journal_key
 from shared.errors import Fenced

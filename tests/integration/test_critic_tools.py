@@ -12,7 +12,7 @@ from support.waiting import eventually
 
 from services.critic.service import app
 from services.critic.settings import CriticSettings
-from services.gateway.bus_state import read_bus
+from services.gateway.http.bus_state import read_bus
 from shared.bus import Bus
 from shared.contracts import CRITIQUE_RESULT, RESPONSE_GENERATION, TOOL_RESULT, ResponseGeneration
 from shared.participant.service import Context, open_context

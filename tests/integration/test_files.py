@@ -29,7 +29,7 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.gateway.body import MAX_BODY, MAX_FILE_BODY
+from services.gateway.http.body import MAX_BODY, MAX_FILE_BODY
 from services.generator.attachments import attached
 from services.generator.service import service as generator
 from services.generator.settings import GeneratorSettings

@@ -21,7 +21,7 @@ import redis
 from support.http_gateway import ADMIN_KEY, Site, client, gateway_settings, generating, serving
 from support.waiting import eventually
 
-from services.gateway.admin_key import AdminKey, admin_key
+from services.gateway.http.admin_key import AdminKey, admin_key
 from shared.bus.keys import API_KEYS
 from shared.errors import SettingsError
 

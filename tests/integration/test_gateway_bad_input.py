@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.http_gateway import Site, gateway_settings, generating, serving
 
-from services.gateway.body import MAX_BODY
+from services.gateway.http.body import MAX_BODY
 
 
 @pytest.fixture

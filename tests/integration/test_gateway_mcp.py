@@ -20,7 +20,7 @@ from support.memories import remembering, response
 from support.services import announced, running
 from support.waiting import eventually
 
-from services.gateway.gateway import MOST_CALLS
+from services.gateway.http.gateway import MOST_CALLS
 from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
 from shared.contracts import ToolRequest

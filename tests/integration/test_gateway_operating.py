@@ -33,7 +33,7 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.gateway.shapes.events import JOURNAL
+from services.gateway.queries.event_shapes import JOURNAL
 from shared.bus import Bus
 from shared.bus.keys import journal_key
 from shared.errors import ToolError
@@ -367,7 +367,7 @@ async def test_a_stack_that_starts_is_ready_when_its_tools_are_there(
             assert there.status_code == 200
             assert there.json()["parts"]["tools"] == {"ok": True, "reason": None, "missing": []}
         # a tool that never comes, or goes later, does not keep the others from being used
-        monkeypatch.setattr("services.gateway.gateway.SETTLING", 0.0)
+        monkeypatch.setattr("services.gateway.http.gateway.SETTLING", 0.0)
         late = await site.http.get("/ready")
         assert late.status_code == 200
         assert late.json()["parts"]["tools"] == {"ok": True, "reason": None, "missing": ["echo"]}

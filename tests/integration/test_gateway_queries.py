@@ -256,7 +256,7 @@ async def test_an_answer_that_is_deleted_in_the_moment_it_ends_is_not_found(
         async for entries in read_result(bus, key):
             yield entries
 
-    monkeypatch.setattr("services.gateway.routes.queries.read_result", too_late)
+    monkeypatch.setattr("services.gateway.queries.query_routes.read_result", too_late)
     for path, body in (
         ("/query", {"query": "say hello"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say hello"}]}),
@@ -319,7 +319,7 @@ async def test_a_failed_query_is_an_http_error_with_its_code(site: Site, fake: F
 async def test_without_a_generator_the_deadline_ends_the_wait(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.routes.queries.GRACE", 0.1)
+    monkeypatch.setattr("services.gateway.queries.query_routes.GRACE", 0.1)
     async with serving(gateway_settings(redis_url, tmp_path, deadline_seconds=0.3)) as site:
         response = await site.http.post("/query", json={"query": "say hello"})
         assert response.status_code == 504
@@ -475,7 +475,7 @@ async def test_nothing_of_a_stream_stays_behind_however_it_ends(
     def followed() -> int:
         return len(raw.pubsub_shardchannels())
 
-    monkeypatch.setattr("services.gateway.routes.queries.GRACE", 0.0)
+    monkeypatch.setattr("services.gateway.queries.query_routes.GRACE", 0.0)
     async with serving(gateway_settings(redis_url, tmp_path, deadline_seconds=20)) as site:
         # to its end, as a stream and as one answer
         await site.http.post("/query", json={"query": "say one"}, headers=SSE)

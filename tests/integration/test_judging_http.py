@@ -22,8 +22,8 @@ from support.waiting import eventually
 
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
-from services.gateway.errors import ApiError
-from services.gateway.routes import preferences
+from services.gateway.http.errors import ApiError
+from services.gateway.operations import preference_routes as preferences
 from services.generator.settings import GeneratorSettings
 from services.reward.service import app as reward
 from services.reward.settings import RewardSettings

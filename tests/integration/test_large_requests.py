@@ -22,7 +22,7 @@ from support.stack import stage
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.gateway.gateway import MOST_CALLS
+from services.gateway.http.gateway import MOST_CALLS
 from shared.bus import Bus
 from shared.contracts import TOOL_REQUEST
 from shared.participant.registry import MOST_WAITING, RELEASE, ReplicaInfo, announcing

@@ -250,7 +250,7 @@ async def test_a_respondent_that_is_frozen_meanwhile_brings_nothing_back(
 ) -> None:
     """It does not hear of the cancellation, and writes on as if nothing had happened."""
     monkeypatch.setattr("services.generator.answering.Answering.cancel", lambda *_: None)
-    monkeypatch.setattr("services.gateway.deletion.STOPPING", 0.1)
+    monkeypatch.setattr("services.gateway.queries.deletion.STOPPING", 0.1)
     query_id = await town.ask(f"hold {WORD}")
     await town.stage.seen(query_id, EntryType.ANSWER)
     await town.delete()
@@ -347,7 +347,7 @@ async def test_a_deletion_that_was_interrupted_can_be_repeated(
         raise RuntimeError("the gateway dies")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"services.gateway.deletion.{step}", broken)
+        patch.setattr(f"services.gateway.queries.deletion.{step}", broken)
         assert (await town.site.http.delete("/sessions/s")).status_code == 500
     assert (await town.site.http.get("/sessions/s")).status_code == 200
     await town.delete()

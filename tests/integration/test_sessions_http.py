@@ -12,11 +12,10 @@ import pytest
 from support.http_gateway import FakeGenerator, Site, gateway_settings, generating, serving
 from support.waiting import eventually
 
-from services.gateway import finding
-from services.gateway.finding import excerpt, has_all, words_of
-from services.gateway.gateway import Gateway
-from services.gateway.records import QueryRecord
-from services.gateway.routes import titles
+from services.gateway.http.gateway import Gateway
+from services.gateway.queries import session_search, titles
+from services.gateway.queries.records import QueryRecord
+from services.gateway.queries.session_search import excerpt, has_all, words_of
 from shared.bus import Bus
 from shared.records.sessions import Sessions
 
@@ -106,8 +105,8 @@ async def test_words_are_found_in_titles_questions_and_answers(
     assert (await http.get("/sessions", params={"search": "x", "offset": 1})).status_code == 400
     async with await site.key("ann") as ann:
         assert await names(ann, search="strasse") == []
-    monkeypatch.setattr(finding, "MOST_SESSIONS", 1)
-    monkeypatch.setattr(finding, "_PAGE", 1)
+    monkeypatch.setattr(session_search, "MOST_SESSIONS", 1)
+    monkeypatch.setattr(session_search, "_PAGE", 1)
     # "other" was used last, and nothing else is looked at
     bounded = (await http.get("/sessions", params={"search": "gibraltar"})).json()
     assert (bounded["sessions"], bounded["complete"]) == ([], False)

@@ -13,7 +13,7 @@ from support.http_gateway import ADMIN_KEY, FakeGenerator, Site, client, gateway
 from support.services import announced, running
 from support.stack import respondent, stage
 
-from services.gateway.keys import KeyRecord, digest
+from services.gateway.http.keys import KeyRecord, digest
 from services.generator.settings import GeneratorSettings
 from services.web_search import service as web_search
 from services.web_search.service import WebSearchSettings

@@ -14,7 +14,7 @@ from support.http_gateway import gateway_settings, serving
 from support.openai_place import Place, open_place
 from support.waiting import eventually
 
-from services.gateway import versions
+from services.gateway.queries import versions
 from shared.bus import order
 from shared.bus.keys import journal_key, record_key, session_key
 from shared.contracts import QUERY_FORGET, RESPONSE_GENERATION

@@ -38,7 +38,7 @@ from support.slope import Slope, slope
 from support.stack import Participants
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.gateway.bus_state import read_bus
+from services.gateway.http.bus_state import read_bus
 from shared.bus import Bus
 from shared.bus.keys import rewards_key, subject_of
 from shared.bus.streams import event_length

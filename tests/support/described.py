@@ -21,8 +21,8 @@ from referencing.jsonschema import DRAFT202012
 
 from services.gateway.app import create_app
 from services.gateway.description import describe
-from services.gateway.errors import CODES
-from services.gateway.gateway import Gateway
+from services.gateway.http.errors import CODES
+from services.gateway.http.gateway import Gateway
 from services.gateway.settings import GatewaySettings
 
 JSON, SSE, LINES = "application/json", "text/event-stream", "application/x-ndjson"

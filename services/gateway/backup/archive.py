@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from services.gateway.backup.restore import unfinished
 from services.gateway.backup.section import Section
 from services.gateway.backup.sections import all_sections
-from services.gateway.errors import ApiError
-from services.gateway.gateway import Gateway
+from services.gateway.http.errors import ApiError
+from services.gateway.http.gateway import Gateway
 from shared.bus import ReplyError
 from shared.errors import Local2Error
 from shared.participant.backup import Header, Record, Writer, product_version

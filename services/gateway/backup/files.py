@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.gateway.backup.proxy_section import ProxySection
 from services.gateway.backup.section import Tally
-from services.gateway.errors import ApiError
-from services.gateway.keys import ADMIN
-from services.gateway.operations import memory_files
+from services.gateway.http.errors import ApiError
+from services.gateway.http.keys import ADMIN
+from services.gateway.http.participant_rpc import memory_files
 from shared.participant.backup import Record
 
 _PAGE = 100

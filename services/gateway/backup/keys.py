@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.backup.section import KeptHere, Tally
-from services.gateway.keys import KeyRecord
+from services.gateway.http.keys import KeyRecord
 from shared.bus.keys import API_KEYS
 from shared.participant.backup import Record
 from shared.zones import LONGEST_NAME

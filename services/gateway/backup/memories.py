@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.gateway.backup.proxy_section import ProxySection
 from services.gateway.backup.section import Tally
-from services.gateway.operations import operate
+from services.gateway.http.participant_rpc import operate
 from shared.participant.backup import Record
 
 

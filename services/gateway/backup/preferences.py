@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from services.gateway.backup.proxy_section import ProxySection
 from services.gateway.backup.section import Tally
-from services.gateway.operations import operate
+from services.gateway.http.participant_rpc import operate
 from shared.participant.backup import Record
 
 # In this order: what was forgotten first, so that nothing of it is put back.

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from services.gateway.backup.section import Tally
-from services.gateway.gateway import Gateway
-from services.gateway.keys import ADMIN
-from services.gateway.operations import operate
+from services.gateway.http.gateway import Gateway
+from services.gateway.http.keys import ADMIN
+from services.gateway.http.participant_rpc import operate
 from shared.participant.backup import Record
 
 

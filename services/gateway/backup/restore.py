@@ -14,8 +14,8 @@ import orjson
 from pydantic import ValidationError
 
 from services.gateway.backup.section import Section, Tally
-from services.gateway.errors import ApiError, sentence
-from services.gateway.gateway import Gateway
+from services.gateway.http.errors import ApiError, sentence
+from services.gateway.http.gateway import Gateway
 from shared.bus import Bus
 from shared.bus.keys import RESTORE_LOCK, RESTORE_UNFINISHED
 from shared.errors import Local2Error

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.gateway.gateway import Gateway
+from services.gateway.http.gateway import Gateway
 from shared.participant.backup import Record
 
 # So many things that were left out are named; of the rest, the number is told.

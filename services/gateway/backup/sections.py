@@ -12,8 +12,8 @@ from services.gateway.backup.preferences import PreferencesSection
 from services.gateway.backup.section import Section
 from services.gateway.backup.sessions import SessionsSection
 from services.gateway.backup.settings import SettingsSection
-from services.gateway.errors import ApiError
-from services.gateway.gateway import Gateway
+from services.gateway.http.errors import ApiError
+from services.gateway.http.gateway import Gateway
 
 
 def all_sections(gateway: Gateway) -> dict[str, Section]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from services.gateway.backup.section import KeptHere, Tally
-from services.gateway.deletion import delete_sessions
+from services.gateway.queries.deletion import delete_sessions
 from shared.participant.backup import Record
 from shared.records.session_records import (
     SessionRecord,

@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from fastapi import Request
 
-from services.gateway.body import bounded
-from services.gateway.errors import ApiError
+from services.gateway.http.body import bounded
+from services.gateway.http.errors import ApiError
 
 _BUFFER = 1024 * 1024
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.gateway.gateway import Gateway
+from services.gateway.http.gateway import Gateway
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bell, Bus
 from shared.participant.service import Context

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.accept import Ask, Origin, accept, asked_before
-from services.gateway.errors import ApiError
-from services.gateway.gateway import Gateway
-from services.gateway.keys import Principal
-from services.gateway.records import QueryRecord, aside, load
+from services.gateway.http.errors import ApiError
+from services.gateway.http.gateway import Gateway
+from services.gateway.http.keys import Principal
+from services.gateway.queries.accept import Ask, Origin, accept, asked_before
+from services.gateway.queries.records import QueryRecord, aside, load
 from shared.bus import Bus
 from shared.bus.keys import (
     once_key,

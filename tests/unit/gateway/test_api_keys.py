@@ -17,11 +17,11 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
-from services.gateway import keys as keys_module
-from services.gateway.admin_key import AdminKey, admin_key, shown_by
-from services.gateway.auth import CHAT_HEADER, USER_HEADER, AdminDep, UserDep, unauthorized
-from services.gateway.gateway import Gateway
-from services.gateway.keys import ADMIN, LINK_SECONDS, KeyRecord, Keys, Principal, digest
+from services.gateway.http import keys as keys_module
+from services.gateway.http.admin_key import AdminKey, admin_key, shown_by
+from services.gateway.http.auth import CHAT_HEADER, USER_HEADER, AdminDep, UserDep, unauthorized
+from services.gateway.http.gateway import Gateway
+from services.gateway.http.keys import ADMIN, LINK_SECONDS, KeyRecord, Keys, Principal, digest
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.bus.keys import API_KEYS, link_key

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.accept import Ask, Origin, with_settings
-from services.gateway.errors import ApiError
-from services.gateway.keys import Principal
-from services.gateway.schemas import ChatSettings
+from services.gateway.http.errors import ApiError
+from services.gateway.http.keys import Principal
+from services.gateway.http.schemas import ChatSettings
+from services.gateway.queries.accept import Ask, Origin, with_settings
 from shared.contracts import ChatTurnMessage, ClientTools
 from shared.telemetry import tracing
 

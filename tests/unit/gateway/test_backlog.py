@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.gateway import Gateway
+from services.gateway.http.gateway import Gateway
 from services.gateway.settings import GatewaySettings
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
-from services.gateway import deletion
-from services.gateway.deletion import delete_session, end_session, forget_queries, still_read
-from services.gateway.gateway import Gateway
+from services.gateway.http.gateway import Gateway
+from services.gateway.queries import deletion
+from services.gateway.queries.deletion import delete_session, end_session, forget_queries, still_read
 from shared.bus import Bus
 from shared.bus.keys import cancel_key, journal_key, lane_key, queries_key, record_key, session_key
 from shared.contracts import (

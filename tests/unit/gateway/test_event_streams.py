@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.gateway import Gateway
-from services.gateway.sse import (
+from services.gateway.http.gateway import Gateway
+from services.gateway.queries.sse import (
     KEEP_ALIVE,
     Ending,
     EventStream,

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.gateway.auth import authenticated
-from services.gateway.gateway import gateway_of
-from services.gateway.keys import Principal
-from services.gateway.routes import files as routes
+from services.gateway.http.auth import authenticated
+from services.gateway.http.gateway import gateway_of
+from services.gateway.http.keys import Principal
+from services.gateway.operations import file_routes as routes
 
 FILE = {"id": "file-1", "name": "a.txt"}
 

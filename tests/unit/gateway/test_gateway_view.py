@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from services.gateway.records import QueryRecord
-from services.gateway.view import View
+from services.gateway.queries.records import QueryRecord
+from services.gateway.queries.view import View
 from shared.records.journal import EntryType, JournalEntry
 
 RECORD = QueryRecord("5-0", "ann", "s", "Why?", "chat", "", accepted=1_000, deadline=901_000)

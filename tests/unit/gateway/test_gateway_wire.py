@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.completions import Chunks
-from services.gateway.errors import sentence
-from services.gateway.sse import frame, parts
-from services.gateway.tap import matches
+from services.gateway.http.errors import sentence
+from services.gateway.openai.completions import Chunks
+from services.gateway.operations.bus_stream import matches
+from services.gateway.queries.sse import frame, parts
 from shared.records.journal import EntryType, JournalEntry
 
 

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.gateway.history import Change, Said, begins, change, queries_of, same, turns_of
+from services.gateway.queries.history import Change, Said, begins, change, queries_of, same, turns_of
 from shared.bus import order
 from shared.contracts import ChatToolCall, ChatTurnMessage
 from shared.records.sessions import Turn

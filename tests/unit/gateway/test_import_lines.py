@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import orjson
 
-from services.gateway.keys import Principal
-from services.gateway.routes.memory import import_memory
+from services.gateway.http.keys import Principal
+from services.gateway.operations.memory_routes import import_memory
 
 
 async def test_of_a_body_of_wrong_lines_a_hundred_complaints_are_kept_and_all_are_counted() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.accept import Ask
-from services.gateway.chat_body import check_schema
-from services.gateway.errors import ApiError
-from services.gateway.responses import messages_of
-from services.gateway.routes.openai import _asked
+from services.gateway.http.errors import ApiError
+from services.gateway.openai.chat_body import check_schema
+from services.gateway.openai.responses import messages_of
+from services.gateway.openai.routes import _asked
+from services.gateway.queries.accept import Ask
 from shared.contracts import ChatToolCall
 
 

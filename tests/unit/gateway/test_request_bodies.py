@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import Message
 
-from services.gateway.auth import UserDep
-from services.gateway.body import (
+from services.gateway.http.auth import UserDep
+from services.gateway.http.body import (
     MAX_DEPTH,
     MAX_FILE_BODY,
     MOST_VALUES,
@@ -28,9 +28,9 @@ from services.gateway.body import (
     JsonRoute,
     bounded,
 )
-from services.gateway.errors import ApiError, install
-from services.gateway.keys import Principal
-from services.gateway.request_guard import RequestGuard
+from services.gateway.http.errors import ApiError, install
+from services.gateway.http.keys import Principal
+from services.gateway.http.request_guard import RequestGuard
 
 PART = 65_536
 

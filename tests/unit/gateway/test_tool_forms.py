@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.errors import ApiError
-from services.gateway.tool_forms import Form, args_of_text, forms_of, offered, text_of_call
+from services.gateway.http.errors import ApiError
+from services.gateway.openai.tool_forms import Form, args_of_text, forms_of, offered, text_of_call
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from services.gateway import versions
-from services.gateway.errors import ApiError
-from services.gateway.gateway import Gateway
-from services.gateway.records import QueryRecord
-from services.gateway.versions import branch_point, parents, replacements_of, supersede, tip_of
+from services.gateway.http.errors import ApiError
+from services.gateway.http.gateway import Gateway
+from services.gateway.queries import versions
+from services.gateway.queries.records import QueryRecord
+from services.gateway.queries.versions import branch_point, parents, replacements_of, supersede, tip_of
 from shared.bus.keys import cancel_key, lane_key, queries_key, record_key, steps_key
 from shared.contracts import QUERY_FORGET, QUERY_RECEIVED
 from shared.envelope import Envelope

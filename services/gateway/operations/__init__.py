@@ -1,0 +1,1 @@
+"""Routes to tools, memory, knowledge, files, preferences, the bus and participants."""

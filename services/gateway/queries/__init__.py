@@ -1,0 +1,1 @@
+"""Queries and the sessions that they belong to."""

@@ -1,0 +1,88 @@
+"""A user's queries: what runs now, and what became of the others while something is kept of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from services.gateway.http.gateway import Gateway
+from services.gateway.http.keys import Principal
+from services.gateway.http.session_ids import is_session_id
+from services.gateway.queries.records import QueryRecord, load, own_session
+from shared.bus import order
+from shared.bus.keys import journal_key, queries_key
+from shared.records import lanes
+from shared.records.journal import TERMINAL, EntryType, read_end
+from shared.records.sessions import SessionInfo, words_of
+from shared.records.steps import read_unanswered
+
+# Sessions used last in which is looked for what runs.
+_RECENT = 50
+# Queries of one session that are looked at.
+_MOST = 200
+
+
+async def listed(
+    gateway: Gateway, user: Principal, session_id: str | None, state: str | None, limit: int
+) -> list[dict[str, Any]]:
+    """At most `limit`, the newest, the oldest of them first; none of a session that is not the user's."""
+    if session_id is None:
+        recent = await gateway.sessions.of_user(user.user_id, _RECENT)
+        ids = await lanes.unfinished_of(gateway.bus, [info.session_id for info in recent], "A")
+        kept: list[dict[str, Any]] = []
+    else:
+        info = await own_session(gateway, user, session_id) if is_session_id(session_id) else None
+        if info is None:
+            return []
+        session_id = info.session_id
+        ids, kept = await _of(gateway, info, state)
+    shown = await asyncio.gather(*(_shown(gateway, user, session_id, query_id) for query_id in ids[-_MOST:]))
+    found = {one["query_id"]: one for one in [*kept, *shown] if one is not None and _is(one["state"], state)}
+    return sorted(found.values(), key=lambda one: order(one["query_id"]))[-limit:]
+
+
+def _is(state: str, wanted: str | None) -> bool:
+    return wanted is None or state == wanted or (wanted == "running" and state == "queued")
+
+
+async def _of(gateway: Gateway, info: SessionInfo, state: str | None) -> tuple[list[str], list[dict[str, Any]]]:
+    """The session's queries of which something may be kept in their own name, and those without an answer, which it
+    keeps itself."""
+    bus, session_id = gateway.bus, info.session_id
+    waiting = set(await lanes.unfinished(bus, session_id, "A"))
+    if state == "running":
+        return sorted(waiting, key=order), []
+    waiting |= {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
+    unanswered = await read_unanswered(bus, session_id)
+    kept = [{"query_id": query_id, "session_id": session_id, "accepted": order(query_id)[0], **why.model_dump(),
+             "query": words_of(why.query)}
+            for query_id, why in unanswered.items()]  # fmt: skip
+    return sorted(waiting, key=order), kept
+
+
+async def _shown(gateway: Gateway, user: Principal, session_id: str | None, query_id: str) -> dict[str, Any] | None:
+    """None of a query of which nothing is kept any more, and of a session's chores."""
+    record, end = await asyncio.gather(load(gateway, query_id), read_end(gateway.bus, journal_key(query_id, "A")))
+    if record is None or record.user_id != user.user_id or session_id not in (None, record.session_id):
+        return None
+    shown = _told(record)
+    if not end:
+        # its journal may have gone before the record
+        return shown if gateway.bus.left(record.deadline, query_id) >= 0 else None
+    first = end[0]
+    shown["state"] = str(first.type) if first.type in TERMINAL else "running"
+    if first.type is EntryType.FAILED:
+        shown["error"] = {"code": first.text("code") or "internal", "message": first.text("message")}
+    return shown
+
+
+def _told(record: QueryRecord) -> dict[str, Any]:
+    return {
+        "query_id": record.query_id,
+        "session_id": record.session_id,
+        "state": "queued",
+        "query": words_of(record.query),
+        "mode": record.mode,
+        "accepted": record.accepted,
+        "after": record.after or None,
+    }

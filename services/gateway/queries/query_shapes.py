@@ -1,0 +1,143 @@
+"""Queries and what became of them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from services.gateway.http.shape import Shape
+from shared.contracts import Deliberation, JudgeGrade, JudgeVerdict, Sentiment, Usage, VotePart, Winner
+
+State = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+
+class Accepted(Shape):
+    query_id: str
+    session_id: str
+    state: Literal["queued"]
+
+
+class Stopping(Shape):
+    query_id: str
+    session_id: str
+    state: Literal["cancelling", "completed", "failed", "cancelled"]
+
+
+class ShownCall(Shape):
+    """A call of one of the agent's tools; while it runs, without its outcome."""
+
+    tool: str
+    args: dict[str, Any]
+    result: str | None = Field(description="The text that the model reads; null while the tool runs")
+    call_id: str = ""
+    error: str | None = None
+    data: Any = Field(default=None, description="The result for programs: hits, scores, ages")
+    duration_ms: int = Field(default=0, description="Milliseconds")
+    persona: str = Field(default="", description="Of a committee: whose call it is")
+    round: int = Field(default=0, description="Of a committee: in which round")
+
+
+class ClientCall(Shape):
+    """A call that the client is to run."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+class Notice(Shape):
+    """Something about the answer that its reader should know."""
+
+    code: str
+    message: str
+
+
+class CritiqueShown(Shape):
+    score: int | None = Field(ge=1, le=5, description="null: no score could be had")
+    feedback: str
+    rubric: str
+    judges: list[JudgeGrade] = Field(default=[], description="Where several judge, what each said")
+
+
+class PairwiseShown(Shape):
+    winner: Winner
+    reason: str
+    score_a: float | None
+    score_b: float | None
+    judges: list[JudgeVerdict] = Field(default=[], description="Where several judge, what each said")
+
+
+class RewardShown(Shape):
+    reward: float | None = Field(ge=-1, le=1, description="null, as all the rest: the vote was withdrawn")
+    sentiment: Sentiment | None = Field(description="What the stars say, else the thumb")
+    thumb: Sentiment | None = Field(default=None, description="null: none was given, or it was withdrawn")
+    stars: int | None = Field(ge=1, le=5)
+    comment: str | None
+
+
+class Crossed(Shape):
+    """A message that crossed the bus for this query."""
+
+    subject: str
+    t: float = Field(description="Seconds since the query was accepted, by the clock of the bus")
+    stream: str = Field(description="The Redis stream that it was written to")
+    id: str = Field(description="Its entry there. What everybody has read leaves a work stream after a while")
+
+
+class FailureShown(Shape):
+    code: str
+    message: str
+
+
+class QueryResult(Shape):
+    """A query and all that is known of its answer. The same fields are there from the first moment to the last."""
+
+    query_id: str
+    session_id: str
+    state: State
+    query: str
+    answer: str
+    said_before: list[str] = Field(description="What was said to the user before calls of tools")
+    thinking: str
+    tool_calls: list[ShownCall]
+    usage: Usage
+    model: str | None
+    finish_reason: str | None
+    notices: list[Notice]
+    events: list[str] = Field(description="The subjects that crossed the bus, in order")
+    event_log: list[Crossed]
+    client_calls: list[ClientCall] = Field(default=[])
+    deliberations: list[Deliberation] = Field(default=[], description="Of a committee")
+    critique: CritiqueShown | None = None
+    pairwise: PairwiseShown | None = None
+    reward: RewardShown | None = None
+    error: FailureShown | None = Field(default=None, description="Of a failed query")
+
+
+class QueryListed(Shape):
+    query_id: str
+    session_id: str
+    state: State
+    query: str
+    mode: str
+    accepted: int = Field(description="Milliseconds since the epoch")
+    after: str | None = Field(
+        default=None, description="The turn before it is the newest one that was not accepted after this query"
+    )
+    error: FailureShown | None = Field(default=None, description="Of a failed query")
+
+
+class QueryPage(Shape):
+    queries: list[QueryListed] = Field(description="The oldest first")
+
+
+class Rated(Shape):
+    query_id: str
+    sentiment: Sentiment
+    stars: int | None = Field(ge=1, le=5)
+
+
+class VoteWithdrawn(Shape):
+    query_id: str
+    withdrawn: list[VotePart] = Field(description="What of the vote no longer counts")

@@ -1,0 +1,133 @@
+"""What the gateway keeps of an accepted query: whose it is and until when it must be answered."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.gateway.http.errors import ApiError, not_found
+from services.gateway.http.gateway import Gateway
+from services.gateway.http.keys import Principal, digest
+from shared.bus.keys import record_key
+from shared.errors import BusUnavailable
+from shared.records.lanes import number, pairs
+from shared.records.sessions import SessionInfo
+
+# What Redis takes as a stream id, with room for the arithmetic on it.
+_ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
+_QUERY_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,10}")
+# A name that is kept for one user.
+_ASIDE = re.compile(r"@[0-9a-f]{64}$")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRecord:
+    """`accepted` and `deadline` are in ms since the epoch, by the clock of the bus, which says them.
+
+    asked: the digest of the whole request.
+    given: what else the route keeps of the request, as JSON.
+    after: the newest turn that was not accepted after this query is the one before it; empty: the newest of all.
+    """
+
+    query_id: str
+    user_id: str
+    session_id: str
+    query: str
+    mode: str
+    asked: str
+    given: str = ""
+    after: str = ""
+    accepted: int = 0
+    deadline: int = 0
+
+    def kept(self) -> dict[str, str]:
+        """All of it but the id, under which it is kept, and the times."""
+        return {
+            "user_id": self.user_id,
+            "session_id": self.session_id,
+            "query": self.query,
+            "mode": self.mode,
+            "asked": self.asked,
+            **({"given": self.given} if self.given else {}),
+            **({"after": self.after} if self.after else {}),
+        }
+
+    @staticmethod
+    def parse(query_id: str, values: Mapping[str, str]) -> QueryRecord:
+        return QueryRecord(
+            query_id=query_id,
+            user_id=values.get("user_id", ""),
+            session_id=values.get("session_id", ""),
+            query=values.get("query", ""),
+            mode=values.get("mode", "chat"),
+            accepted=number(values, "accepted"),
+            deadline=number(values, "deadline"),
+            asked=values.get("asked", ""),
+            given=values.get("given", ""),
+            after=values.get("after", ""),
+        )
+
+
+async def load(gateway: Gateway, query_id: str) -> QueryRecord | None:
+    raw = await gateway.bus.link.call("HGETALL", record_key(query_id))
+    return QueryRecord.parse(query_id, pairs(raw)) if raw else None
+
+
+async def forgotten(gateway: Gateway, query_id: str) -> bool:
+    """True when nothing is kept of a query any more: its session was deleted, or Redis lost its data."""
+    try:
+        async with gateway.reachable():
+            return not await gateway.bus.link.call("EXISTS", record_key(query_id))
+    except BusUnavailable:
+        return False
+
+
+async def owned(gateway: Gateway, principal: Principal, query_id: str, what: str = "query") -> QueryRecord:
+    """The user's own query. `what`: the client's word for it. Raises ApiError 404 for every other one, existing or
+    not."""
+    record = await load(gateway, query_id) if is_query_id(query_id) else None
+    if record is None or record.user_id != principal.user_id:
+        raise not_found(f"{what}, or its time of keeping is over")
+    return record
+
+
+def checked_entry_id(value: str | None, name: str) -> str | None:
+    """A stream entry id as given by a client. Raises ApiError 400."""
+    if value is None or _ENTRY_ID.fullmatch(value):
+        return value
+    raise ApiError(400, "bad_event_id", f"{name} must be the id of an event, like 1-15")
+
+
+async def own_session(gateway: Gateway, principal: Principal, name: str) -> SessionInfo | None:
+    """The user's session of that name; None when there is none.
+
+    Names are chosen by clients, and nobody can keep one from another: where it is another user's already, this user's
+    session is kept under a name made of both, which nobody else can open.
+    """
+    found = await asyncio.gather(gateway.sessions.info(aside(principal, name)), gateway.sessions.info(name))
+    return next((info for info in found if info is not None and info.user_id == principal.user_id), None)
+
+
+async def open_session(gateway: Gateway, principal: Principal, name: str, title: str) -> str:
+    """The id under which the user's session of that name is kept; it is made if it is new."""
+    return (await opened(gateway, principal, name, title))[0]
+
+
+async def opened(gateway: Gateway, principal: Principal, name: str, title: str) -> tuple[str, SessionInfo | None]:
+    """The same, with the session as it was before; None of a new one."""
+    known, other = await own_session(gateway, principal, name), aside(principal, name)
+    usual = [other] if _ASIDE.search(name) else [name, other]
+    for session_id in [known.session_id] if known else usual:
+        if await gateway.sessions.open(session_id, principal.user_id, title) == principal.user_id:
+            return session_id, known
+    raise not_found("session")
+
+
+def aside(principal: Principal, name: str) -> str:
+    return f"{name[:60]}@{digest(f'{principal.user_id} {name}')}"
+
+
+def is_query_id(value: str) -> bool:
+    return _QUERY_ID.fullmatch(value) is not None
