@@ -40,15 +40,16 @@ AREAS = {
             "shared/participant": "deadlines inbox janitor presence registry retention service tool tool_client"
         },
         "gateway": {
-            "services/gateway": "accept admin_key auth body cancel deletion keys sse tap versions",
-            "services/gateway/routes": "files",
+            "services/gateway/http": "admin_key auth body keys request_guard",
+            "services/gateway/operations": "bus_stream file_routes",
+            "services/gateway/queries": "accept cancel deletion sse versions",
         },
         "generator": {"services/generator": "answering lane loop run steps"},
         "judging": {
             "services/critic": "critic grading judge jury pairs turns",
             "services/reward": "database export leaderboard ranking sequential service store votes",
         },
-        "memory": {"services/memory": "gathering keywords ranking rerank"},
+        "memory": {"services/memory": "write_batcher keywords ranking rerank"},
         "knowledge": {"services/knowledge": "claims merging names"},
         "web_fetch": {"services/web_fetch": "address guard names url"},
     }.items()
