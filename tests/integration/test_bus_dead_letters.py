@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.consuming import GROUP, STREAM
+from support.consuming import GROUP, STREAM, consuming
 from support.services import running
 from support.slots import nothing_to_end, uncounted
 from support.waiting import eventually
@@ -38,6 +38,7 @@ from shared.contracts import (
     encode,
 )
 from shared.envelope import Envelope, Message
+from shared.errors import PermanentError
 from shared.participant.service import Context, Service, Subscription
 from shared.participant.settings import Settings
 
@@ -246,3 +247,25 @@ async def test_a_letter_is_vouched_for_by_its_own_note_as_long_as_nobody_has_loo
 def test_a_letter_is_named_after_its_entry() -> None:
     letter = DeadLetter(stream="s", group="g", entry_id="1-1", deliveries=5, reason="why", fields={})
     assert idempotency_key(letter) == "s:g:1-1"
+
+
+async def test_refused_dead_letter_leaves_its_entry_pending(redis_url: str, raw: redis.Redis) -> None:
+    raw.set(DEAD, "not a stream")
+    tries: list[int] = []
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        tries.append(delivery.deliveries)
+        raise PermanentError("no such thing")
+
+    def deliveries() -> list[int]:
+        return [row["times_delivered"] for row in raw.xpending_range(STREAM, GROUP, "-", "+", 9)]
+
+    raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+    async with consuming(redis_url, handler, heartbeat=0.05, max_deliveries=3):
+        raw.xadd(STREAM, {"payload": "x"})
+        # More than the limit, so that no replica runs the handler again.
+        await eventually(lambda: deliveries() and deliveries()[0] > 3)
+        raw.delete(DEAD)
+        await eventually(lambda: raw.xlen(DEAD) == 1)
+        await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    assert tries == [1]
