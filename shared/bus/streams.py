@@ -37,8 +37,8 @@ OBSERVED = 1_000
 # somebody who wants no further ones to come.
 _TOO_LATE = 10**14
 BEFORE_TOO_LATE = f"({_TOO_LATE}-0"
-# Whoever has an office says so more often (ms).
-_OFFICE_MS = 60_000
+# Every holder renews its lease more often (ms).
+_MAX_LEASE_MS = 60_000
 
 # Calls of DROP_EXCESS for one group at a time; each removes at most a hundred consumers.
 _EXCESS_STEPS = 100
@@ -128,19 +128,19 @@ class Bus:
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def lease(self, key: str, holder: str, ms: int) -> bool:
-        """Whether `holder` has the office `key` alone, for so many ms from now: who has it keeps it, also while there
-        is no room to give it to anybody. Raises ReplyError and BusFull.
+        """Acquire or renew the lease `key`; return whether `holder` has it for the next `ms` milliseconds.
 
-        One that somebody left goes after its time, or after a minute when Redis' clock has gone back meanwhile.
+        A holder renews its lease even while Redis is full. An abandoned lease expires after its time, or after a minute
+        when the server's clock has gone back meanwhile. Raises ReplyError and BusFull.
         """
         held = await self.link.call("GET", key)
         if held is None:
             if await self.link.call("SET", key, holder, "NX", "PX", ms):
                 return True
-            # what was sent again after a lost connection finds its own
+            # A SET that was repeated after a lost connection finds its own value.
             held = await self.link.call("GET", key)
         if held != holder.encode():
-            await self.link.call("PEXPIRE", key, max(ms, _OFFICE_MS), "LT")
+            await self.link.call("PEXPIRE", key, max(ms, _MAX_LEASE_MS), "LT")
             return False
         return bool(await self.link.call("PEXPIRE", key, ms))
 

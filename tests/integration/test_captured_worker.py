@@ -550,6 +550,6 @@ async def test_a_worker_outside_that_serves_a_tool_of_another_name_is_told(users
 
     settings = Settings(redis_url=users.web_search, data_dir=tmp_path)
     async with open_context("web_search", settings) as context:
-        with pytest.raises(TypeError, match="web_search must serve one tool, of its own name"):
+        with pytest.raises(TypeError, match="web_search must serve one tool, named like itself"):
             async with open_tools(context, build):
                 pass
