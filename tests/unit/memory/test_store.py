@@ -106,6 +106,18 @@ async def test_searches_are_answered_during_a_large_write(tmp_path: Path) -> Non
         assert answered > 3
 
 
+async def test_read_beyond_its_deadline_fails_and_the_next_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(settings(tmp_path)) as store:
+        await store.put("ann", [(engram(1), EAST)])
+        with monkeypatch.context() as short:
+            short.setattr(chroma, "READ_S", 0.0)
+            with pytest.raises(StoreUnavailable, match="has not answered for 0 s"):
+                await store.get("ann", ["e1"])
+        assert set(await store.get("ann", ["e1"])) == {"e1"}
+
+
 async def test_vanished_store_is_damage_and_names_the_backup(tmp_path: Path) -> None:
     async with open_store(settings(tmp_path)) as store:
         await store.put("ann", [(engram(1), EAST)])
