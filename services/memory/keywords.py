@@ -166,12 +166,17 @@ class KeywordIndex:
             self._drop(user_id)
         self.add(user_id, entries)
 
-    def known(self) -> Iterator[list[Known]]:
-        """Yield the engrams of each user. Users whose files are damaged, or of another version, are left out.
+    def files(self) -> list[Path]:
+        """Return the users' files."""
+        return list(self._folder.glob("*.db"))
 
-        Adds users to `unclean` whose words a process has left behind.
+    def known(self, files: Iterable[Path]) -> list[Known]:
+        """Return the engrams in some files. Files that are damaged, or of another version, are left out.
+
+        Adds users to `unclean` whose removed words a process has left behind.
         """
-        for path in self._folder.glob("*.db"):
+        found: list[Known] = []
+        for path in files:
             address = f"{path.absolute().as_uri()}?mode=ro"
             with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as db:
                 if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
@@ -179,7 +184,9 @@ class KeywordIndex:
                 (user_id,) = db.execute("SELECT user_id FROM owner").fetchone()
                 if db.execute("PRAGMA application_id").fetchone()[0] != _CLEAN:
                     self.unclean.add(user_id)
-                yield [Known(one, user_id, at, kind, bool(shown)) for one, at, kind, shown in db.execute(_KNOWN)]
+                rows = db.execute(_KNOWN).fetchall()
+                found += [Known(one, user_id, at, kind, bool(shown)) for one, at, kind, shown in rows]
+        return found
 
     def clear(self) -> None:
         """Remove everything, and the mark first: the next start sees a clearing that did not end."""
