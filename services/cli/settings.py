@@ -115,7 +115,33 @@ class ExtrasConfig(Settings):
     whole: ClassVar[bool] = False
 
     files_bucket: str | None = Field(default=None, description="Bucket of memory's files")
-    store: str | None = Field(default=None, description="Store of knowledge")
+
+
+class KnowledgeConfig(Settings):
+    """The part of knowledge's settings that says where its facts are."""
+
+    whole: ClassVar[bool] = False
+
+    store: str = Field(default="sqlite", description="Store of knowledge")
+    store_path: Path | None = Field(default=None, description="SQLite file")
+
+    @property
+    def on_server(self) -> bool:
+        return "://" in self.store
+
+    @property
+    def path(self) -> Path:
+        """The file of the embedded database."""
+        return self._file.with_suffix(".sqlite") if self._file.suffix == ".lbug" else self._file
+
+    @property
+    def old_path(self) -> Path:
+        """The file of an older release's graph, which knowledge migrates at its start."""
+        return self._file.with_suffix(".lbug")
+
+    @property
+    def _file(self) -> Path:
+        return self.store_path or self.data_dir / "knowledge.sqlite"
 
 
 class DrainConfig(Settings):

@@ -8,10 +8,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from services.knowledge.graph import Graph, GraphUnavailable, Row, Run
+from services.knowledge.statements import Statement
 from shared.extras import required_by
 
 if TYPE_CHECKING:
     from neo4j import AsyncDriver, AsyncSession, AsyncTransaction
+
+
+_PING = Statement("", "RETURN 1 AS one")
 
 
 class BoltGraph:
@@ -39,9 +43,9 @@ class BoltGraph:
                         begun = await session.begin_transaction()
                     try:
 
-                        async def run(query: str, *parameters: dict[str, Any]) -> list[Row]:
+                        async def run(statement: Statement, *parameters: dict[str, Any]) -> list[Row]:
                             with _told(self._timeout):
-                                return await self._rows(begun, query, parameters)
+                                return await self._rows(begun, statement.cypher, parameters)
 
                         yield run
                         async with asyncio.timeout(self._timeout):
@@ -51,20 +55,20 @@ class BoltGraph:
                         async with asyncio.timeout(self._timeout):
                             await begun.close()
 
-    async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
+    async def read(self, statement: Statement, *parameters: dict[str, Any]) -> list[Row]:
         if self._unique:
             async with self._writing:
                 await self._prepare()
         with _told(self._timeout):
             # not as a reader: of a cluster, one that lags behind would answer
             async with self._driver.session(database=self._database) as session:
-                return await self._rows(session, query, parameters)
+                return await self._rows(session, statement.cypher, parameters)
 
     def removed(self) -> None:
-        """What a server does with its disk is its own affair."""
+        """Do nothing: the server's disk is not ours."""
 
     async def ping(self) -> None:
-        await self.read("RETURN 1 AS one", {})
+        await self.read(_PING, {})
 
     async def _rows(
         self, runner: AsyncSession | AsyncTransaction, query: str, parameters: Sequence[dict[str, Any]]

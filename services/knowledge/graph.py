@@ -1,7 +1,4 @@
-"""What the store needs of a graph database that speaks openCypher, embedded or a server.
-
-Queries are constants of `store`; everything that comes from outside is a parameter.
-"""
+"""The connection that the store needs: to the embedded database, or to a graph server."""
 
 from __future__ import annotations
 
@@ -9,35 +6,35 @@ from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from services.knowledge.statements import Statement
 from shared.errors import TransientError
 
 Row = dict[str, Any]
 
 
 class GraphUnavailable(TransientError):
-    """The graph cannot be reached just now; what was asked has not happened."""
+    """The graph cannot be reached now; the operation did not happen."""
 
 
 class Run(Protocol):
-    """A query, once with each of some parameters; all rows, in their order. A node is found by `id = $one` at once,
-    by `id IN $many` after a look at all nodes: many ids are many parameters."""
+    """Run a statement once for each set of parameters; return all rows, in their order."""
 
-    def __call__(self, query: str, *parameters: dict[str, Any]) -> Awaitable[list[Row]]: ...
+    def __call__(self, statement: Statement, *parameters: dict[str, Any]) -> Awaitable[list[Row]]: ...
 
 
 class Graph(Protocol):
-    """One database. Every method raises GraphUnavailable when it cannot be reached."""
+    """One database. Every method raises GraphUnavailable if it cannot be used now."""
 
     def transaction(self) -> AbstractAsyncContextManager[Run]:
-        """Several queries, of which all happen or none: with the block's end, or not at all when it raises.
+        """Open a transaction: all of its statements take effect when the block ends, or none if the block raises.
 
-        Transactions are one after the other, as far as they change the same node.
+        One transaction runs at a time.
         """
 
-    async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
-        """As `Run`, outside of a transaction."""
+    async def read(self, statement: Statement, *parameters: dict[str, Any]) -> list[Row]:
+        """Run a statement outside of a transaction, as `Run` does."""
 
     async def ping(self) -> None: ...
 
     def removed(self) -> None:
-        """Something goes for good with the transaction that is under way: nothing of it may be left on our disk."""
+        """Note that the current transaction deletes data, which must leave our disk too."""

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from services.knowledge.search import Search
-from services.knowledge.store import BY_HAND, Store
+from services.knowledge.statements import BY_HAND
+from services.knowledge.store import Store
 from shared.participant.retention import Census, Kind
 
 # Sources that are forgotten in one transaction.

@@ -16,7 +16,8 @@ from services.knowledge.graph import GraphUnavailable
 from services.knowledge.merging import Fact
 from services.knowledge.names import Kind
 from services.knowledge.search import Search, shown, shown_thing
-from services.knowledge.store import BY_HAND, Store
+from services.knowledge.statements import BY_HAND
+from services.knowledge.store import Store
 from shared.bus import Bus
 from shared.contracts import ToolRequest
 from shared.errors import ToolError

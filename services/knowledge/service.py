@@ -12,11 +12,13 @@ from services.knowledge.extract import MOST_TURNS, Extractor
 from services.knowledge.graph import Graph
 from services.knowledge.ingest import Hook, Ingest
 from services.knowledge.keeping import kinds
-from services.knowledge.ladybug import open_ladybug
 from services.knowledge.manage import Manage
+from services.knowledge.migrate import migrate
 from services.knowledge.search import Search
 from services.knowledge.settings import EMBEDDED, KnowledgeSettings
-from services.knowledge.store import LABELS, TABLES, Store
+from services.knowledge.sqlite import open_sqlite
+from services.knowledge.statements import LABELS
+from services.knowledge.store import Store
 from services.knowledge.tools import KnowledgeTools
 from shared.contracts import KNOWLEDGE_FORGET, KNOWLEDGE_READ, MEMORY_FORGET, QUERY_FORGET, RESPONSE_GENERATION
 from shared.errors import TransientError
@@ -71,16 +73,21 @@ def builder(*fault: Hook) -> Any:
     return build
 
 
-def _opened(settings: KnowledgeSettings) -> contextlib.AbstractAsyncContextManager[Graph]:
+@contextlib.asynccontextmanager
+async def _opened(settings: KnowledgeSettings) -> AsyncIterator[Graph]:
     if settings.store == EMBEDDED:
-        return open_ladybug(settings.path, TABLES, settings.store_buffer)
-    # its driver is loaded where it is wanted
+        async with open_sqlite(settings.path) as database:
+            await migrate(settings.old_path, database)
+            yield database
+        return
+    # Loaded only if needed: the driver takes memory.
     from services.knowledge.bolt import open_bolt
 
     password = settings.store_password.get_secret_value() if settings.store_password else ""
-    return open_bolt(
+    async with open_bolt(
         settings.store, settings.store_user, password, settings.store_database, LABELS, settings.store_timeout
-    )
+    ) as server:
+        yield server
 
 
 async def _watch(context: Context[KnowledgeSettings], store: Store) -> None:

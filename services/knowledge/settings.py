@@ -11,7 +11,8 @@ from shared.llm.preemption import PreemptionSettings
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings, kept_days
 
-EMBEDDED = "ladybug"
+EMBEDDED = "sqlite"
+OLD_SUFFIX = ".lbug"
 SERVERS = ("bolt://", "bolt+s://", "bolt+ssc://", "neo4j://", "neo4j+s://", "neo4j+ssc://")
 
 
@@ -25,19 +26,14 @@ class KnowledgeSettings(BackendSettings, PreemptionSettings):
 
     store: str = Field(
         default=EMBEDDED,
-        description="`ladybug`: a graph in the data folder, for one replica; or the Bolt address of a server of yours",
+        description="`sqlite`: a file in the data folder, for one replica; or the Bolt address of your graph server",
     )
     store_user: str = Field(default="", description="Name at the graph server")
     store_password: SecretStr | None = Field(default=None, description="Password at the graph server")
     store_database: str | None = Field(default=None, description="Database of the graph server; unset: its usual one")
     store_timeout: float = Field(default=10.0, gt=0, le=300, description="Seconds to wait for the graph server")
     store_path: Path | None = Field(
-        default=None, description="File of the embedded graph; unset: knowledge.lbug in the data folder"
-    )
-    store_buffer: int = Field(
-        default=128 * 1024 * 1024,
-        ge=32 * 1024 * 1024,
-        description="Bytes of memory that the embedded graph may use for its pages",
+        default=None, description="File of the embedded database; unset: knowledge.sqlite in the data folder"
     )
     extract: bool = Field(default=True, description="Read facts from what is said")
     model: str = Field(default="gemma4:e4b", min_length=1, description="Model that reads facts")
@@ -55,14 +51,23 @@ class KnowledgeSettings(BackendSettings, PreemptionSettings):
     @field_validator("store")
     @classmethod
     def _embedded_or_server(cls, value: str) -> str:
+        if value == "ladybug":
+            # The embedded store of older releases, whose graph is migrated.
+            return EMBEDDED
         if value != EMBEDDED and not (value.startswith(SERVERS) and value.partition("://")[2].strip("/")):
             raise ValueError(f"{value!r} is neither {EMBEDDED} nor the address of a server, such as bolt://graph:7687")
         return value
 
     @property
     def path(self) -> Path:
-        """Of the embedded graph."""
-        return (self.store_path or self.data_dir / "knowledge.lbug").absolute()
+        """The file of the embedded database."""
+        path = (self.store_path or self.data_dir / "knowledge.sqlite").absolute()
+        return path.with_suffix(".sqlite") if path.suffix == OLD_SUFFIX else path
+
+    @property
+    def old_path(self) -> Path:
+        """The file in which older releases kept the embedded graph."""
+        return self.path.with_suffix(OLD_SUFFIX)
 
     @property
     def by_model(self) -> bool:

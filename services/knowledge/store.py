@@ -1,11 +1,7 @@
-"""What is kept: each user's names, who was told what about them, and which sources have been read.
+"""The knowledge of each user: claims, the names that they are about, and the sources that have been read.
 
-    (KnowledgeUser)-[:KNOWS]->(KnowledgeName)-[:SAID {a claim}]->(KnowledgeName)
-    (KnowledgeUser)-[:HEARD]->(KnowledgeSource)
-
-Claims are kept, facts are made of them when they are asked for (see `merging`). A source's claims are written in one
-transaction, in place of those that it had: doing it again changes nothing. What is deleted leaves a mark, so that what
-comes late of it is refused.
+Facts are computed from the claims at each request (see `merging`). One transaction replaces the claims of a source, so
+a repetition changes nothing. A deletion leaves a mark, so that late messages about the deleted source are refused.
 """
 
 from __future__ import annotations
@@ -14,116 +10,18 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from services.knowledge.claims import FIELDS, Claim, Turn, claim_of
+from services.knowledge import statements as on
+from services.knowledge.claims import Claim, Turn, claim_of
 from services.knowledge.graph import Graph, Row, Run
-from services.knowledge.relations import ALIAS
+from services.knowledge.statements import of_name, of_source
 
-# What the sources begin with that a person has entered.
-BY_HAND = "person:"
-
-# Tables of the embedded graph, and what of them has unique ids at a server.
-_CLAIM = ", ".join(f"{name} {'INT64' if name == 'said' else 'STRING'}" for name in FIELDS)
-TABLES = (
-    "CREATE NODE TABLE IF NOT EXISTS KnowledgeUser(id STRING PRIMARY KEY, version INT64)",
-    "CREATE NODE TABLE IF NOT EXISTS KnowledgeName(id STRING PRIMARY KEY, key STRING, aliased BOOLEAN)",
-    "CREATE NODE TABLE IF NOT EXISTS KnowledgeSource(id STRING PRIMARY KEY, source STRING, session_id STRING, "
-    "said INT64, settled BOOLEAN, names STRING[], query STRING, answer STRING)",
-    "CREATE NODE TABLE IF NOT EXISTS KnowledgeGone(id STRING PRIMARY KEY, at INT64)",
-    "CREATE REL TABLE IF NOT EXISTS KNOWS(FROM KnowledgeUser TO KnowledgeName)",
-    "CREATE REL TABLE IF NOT EXISTS HEARD(FROM KnowledgeUser TO KnowledgeSource)",
-    f"CREATE REL TABLE IF NOT EXISTS SAID(FROM KnowledgeName TO KnowledgeName, {_CLAIM})",
-)
-LABELS = ("KnowledgeUser", "KnowledgeName", "KnowledgeSource", "KnowledgeGone")
-
-_SET = ", ".join(f"{name}: ${name}" for name in FIELDS)
-_CLAIMS = ", ".join(f"r.{name} AS {name}" for name in FIELDS)
-_TOUCH = (
-    "MERGE (u:KnowledgeUser {id: $user}) ON CREATE SET u.version = 1 ON MATCH SET u.version = u.version + 1 "
-    "RETURN u.version AS version"
-)
-_VERSION = "MATCH (u:KnowledgeUser {id: $user}) RETURN u.version AS version"
-_THERE = "MATCH (n:KnowledgeName) WHERE n.id = $id RETURN n.id AS id"
-_NAME = "CREATE (:KnowledgeName {id: $id, key: $key, aliased: false})"
-_ALIASED = "MATCH (n:KnowledgeName) WHERE n.id = $id SET n.aliased = true"
-_KNOW = "MATCH (u:KnowledgeUser), (n:KnowledgeName) WHERE u.id = $user AND n.id = $id CREATE (u)-[:KNOWS]->(n)"
-_SAY = f"MATCH (a:KnowledgeName), (b:KnowledgeName) WHERE a.id = $a AND b.id = $b CREATE (a)-[:SAID {{{_SET}}}]->(b)"
-_HEAR = (
-    "MERGE (s:KnowledgeSource {id: $id}) SET s.source = $source, s.session_id = $session, s.said = $said, "
-    "s.settled = $settled, s.names = $names, s.query = $query, s.answer = $answer"
-)
-_HEARD = "MATCH (u:KnowledgeUser), (s:KnowledgeSource) WHERE u.id = $user AND s.id = $id CREATE (u)-[:HEARD]->(s)"
-_SOURCE = (
-    "MATCH (s:KnowledgeSource) WHERE s.id = $id RETURN s.id AS id, s.source AS source, s.session_id AS session_id, "
-    "s.said AS said, s.settled AS settled, s.names AS names, "
-    "s.query AS query, s.answer AS answer"
-)
-_SETTLE = "MATCH (s:KnowledgeSource) WHERE s.id = $id SET s.settled = true, s.query = '', s.answer = ''"
-_OF_SESSION = (
-    "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.session_id = $session AND s.said <= $at "
-    "RETURN s.id AS id"
-)
-_OF_USER = (
-    "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.said <= $at RETURN s.id AS id LIMIT $n"
-)
-_UNSAY = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id = $name AND r.source IN $sources DELETE r"
-_UNSAY_IDS = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id = $name AND r.id IN $ids DELETE r"
-_SAID_ALREADY = (
-    "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id = $name AND r.id IN $ids RETURN r.id AS id"
-)
-_NEIGHBOURS = (
-    "MATCH (a:KnowledgeName)-[r:SAID]->(b:KnowledgeName) WHERE a.id = $name AND r.source IN $sources "
-    "RETURN DISTINCT b.id AS id"
-)
-_UNHEAR = "MATCH (s:KnowledgeSource) WHERE s.id = $id DETACH DELETE s"
-# one after the other: asked for in one query, all names are looked at
-_SPOKEN_OF = "MATCH (n:KnowledgeName)-[:SAID]-(:KnowledgeName) WHERE n.id = $name RETURN n.id AS id LIMIT 1"
-_UNNAME = "MATCH (n:KnowledgeName) WHERE n.id = $name DETACH DELETE n"
-_GO = "MERGE (g:KnowledgeGone {id: $id}) SET g.at = $at"
-_GONE = "MATCH (g:KnowledgeGone) WHERE g.id = $id AND g.at >= $said RETURN g.id AS id"
-_BACK = "MATCH (g:KnowledgeGone) WHERE g.id = $id DELETE g"
-_KEYS = "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(n:KnowledgeName) RETURN n.key AS key"
-_ALIASES = (
-    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName) WHERE a.aliased "
-    f"MATCH (a)-[r:SAID]->(b:KnowledgeName) WHERE r.relation = '{ALIAS}' RETURN {_CLAIMS}"
-)
-_TOUCHING = (
-    "MATCH (a:KnowledgeName)-[r:SAID]-(:KnowledgeName) WHERE a.id = $name "
-    f"RETURN {_CLAIMS} ORDER BY said DESC, id LIMIT $n"
-)
-_OF_PLACES = (
-    "MATCH (a:KnowledgeName)-[r:SAID]-(:KnowledgeName) WHERE a.id = $name AND r.relation IN $relations "
-    f"RETURN {_CLAIMS} ORDER BY said DESC, id LIMIT $n"
-)
-_ALL = (
-    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) "
-    f"RETURN {_CLAIMS} ORDER BY id"
-)
-_PAGE_OF = (
-    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE r.id > $after "
-    f"RETURN {_CLAIMS} ORDER BY id LIMIT $n"
-)
-_ONE = (
-    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE r.id = $id "
-    f"RETURN {_CLAIMS}"
-)
-_BETWEEN = f"MATCH (a:KnowledgeName)-[r:SAID]-(b:KnowledgeName) WHERE a.id = $name AND b.id IN $others RETURN {_CLAIMS}"
-# what a person has entered has such a source
-_OLD = (
-    "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) "
-    f"WHERE s.said < $before AND NOT s.source STARTS WITH '{BY_HAND}' RETURN s.id AS id ORDER BY s.said LIMIT $n"
-)
-_USERS = "MATCH (u:KnowledgeUser) RETURN u.id AS id ORDER BY id"
-_COUNT = (
-    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) RETURN count(r) AS n"
-)
-_COUNT_ALL = "MATCH (:KnowledgeName)-[r:SAID]->(:KnowledgeName) RETURN count(r) AS n"
-_COUNT_NAMES = "MATCH (n:KnowledgeName) RETURN count(n) AS n"
+# Sources that are removed in one transaction.
 _PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A turn that was heard. settled: read for good; until then its words are kept for whoever is to read them."""
+    """A turn in the store. settled: no model is to read it any more; until then its words are stored for the model."""
 
     turn: Turn
     settled: bool
@@ -136,273 +34,264 @@ class Store:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def hear(self, turn: Turn, claims: Sequence[Claim], *, settled: bool) -> int | None:
-        """Keeps a source's claims in place of those that it had; the user's version then.
+        """Replace the claims of a source; return the user's new version.
 
-        None when nothing was written: the source is settled, or it was deleted meanwhile.
+        Returns None if nothing was written: the source is settled, or was deleted.
         """
+        user = turn.user_id
         async with self._graph.transaction() as run:
-            # first of all: of two who write for one user, the other one waits here
-            version = await self._touch(run, turn.user_id)
-            if await self._gone(run, turn):
+            # First: on a server, another writer for this user waits here.
+            version = await self._touch(run, user)
+            if await self._is_forgotten(run, turn):
                 return None
-            there = await run(_SOURCE, {"id": _source(turn.user_id, turn.source)})
+            there = await run(on.SOURCE, of_source(user, turn.source))
             if there and there[0]["settled"]:
                 return None
-            before = await self._unsaid(run, [str(name) for row in there for name in row["names"]], [turn.source])
-            names = await self._said(run, turn.user_id, claims)
-            await self._heard(run, [(turn, names)], new=[] if there else [turn.source], settled=settled)
-            await self._bare(run, before)
+            before = await self._remove_of_sources(run, user, [turn.source])
+            subjects = await self._add(run, user, claims)
+            await self._save(run, turn, subjects, new=not there, settled=settled)
+            await self._remove_unused(run, user, before)
             return version
 
     async def settle(self, user_id: str, source: str) -> None:
-        """Nothing more is read of it."""
+        """Note that no model is to read this source any more."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            await run(_SETTLE, {"id": _source(user_id, source)})
+            await run(on.SETTLE, of_source(user_id, source))
 
     async def take(self, user_id: str, claims: Sequence[Claim]) -> int:
-        """Takes in claims that were kept elsewhere before, with their sources; those that are there stay as they are.
-
-        The number of new ones.
-        """
+        """Add claims of an export with their sources; return the number of new ones. Existing claims stay."""
         by_source: dict[str, list[Claim]] = {}
         for one in {each.id: each for each in claims}.values():
             by_source.setdefault(one.source, []).append(one)
+        added = 0
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            await run(_BACK, *({"id": _mark_of(user_id, source=source)} for source in by_source))
-            sources = [{"id": _source(user_id, source)} for source in by_source]
-            there = {row["source"]: row for row in await run(_SOURCE, *sources)}
-            # of a source that was never heard nothing is there
-            asked = [one for source in there for one in by_source[source]]
-            wanted = _by_name((_name(user_id, one.subject_key), one.id) for one in asked)
-            ids = {row["id"] for row in await run(_SAID_ALREADY, *({"name": n, "ids": i} for n, i in wanted.items()))}
-            fresh = [one for those in by_source.values() for one in those if one.id not in ids]
-            await self._said(run, user_id, fresh)
-            heard: list[tuple[Turn, list[str]]] = []
+            await run(on.UNMARK, *({"mark": _mark(user_id, source=source)} for source in by_source))
+            found = await run(on.SOURCE, *(of_source(user_id, source) for source in by_source))
+            there = {row["source"] for row in found}
             for source, those in by_source.items():
-                known = [str(name) for name in there[source]["names"]] if source in there else []
-                said = [_name(user_id, one.subject_key) for one in those]
+                known = await self._subjects(run, user_id, source) if source in there else set()
+                ids = await self._existing(run, user_id, those) if source in there else set()
+                fresh = [one for one in those if one.id not in ids]
+                subjects = await self._add(run, user_id, fresh)
                 turn = Turn(source, user_id, those[0].session_id, those[0].said, "")
-                heard.append((turn, sorted({*known, *said})))
-            await self._heard(run, heard, new=[one for one in by_source if one not in there], settled=True)
-        return len(fresh)
+                await self._save(run, turn, known | subjects, new=source not in there, settled=True)
+                added += len(fresh)
+        return added
 
     async def unsay(self, user_id: str, claims: Sequence[Claim]) -> None:
-        """Removes claims for good; what is still to be read of their sources is not read any more."""
+        """Remove claims for good. No model reads their sources any more."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
             await self._remove(run, user_id, claims)
 
     async def correct(self, user_id: str, turn: Turn, old: Sequence[Claim], new: Claim) -> None:
-        """A person's word in place of claims."""
+        """Replace claims by one that a person entered."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            there = await run(_SOURCE, {"id": _source(user_id, turn.source)})
+            there = await run(on.SOURCE, of_source(user_id, turn.source))
             await self._remove(run, user_id, [*old, new])
-            names = await self._said(run, user_id, [new])
-            await self._heard(run, [(turn, names)], new=[] if there else [turn.source], settled=True)
+            subjects = await self._add(run, user_id, [new])
+            await self._save(run, turn, subjects, new=not there, settled=True)
 
     async def forget(self, user_id: str, sources: Collection[str], at: int) -> int:
-        """Removes what rests on sources alone, and keeps it from coming back; how many were there."""
+        """Remove sources with their claims, and refuse them until a time (ms); return the number that existed."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            await run(_GO, *({"id": _mark_of(user_id, source=source), "at": at} for source in sources))
-            return await self._forgotten(run, [_source(user_id, source) for source in sources])
+            await run(on.MARK, *({"mark": _mark(user_id, source=source), "at": at} for source in sources))
+            found = await run(on.SOURCE, *(of_source(user_id, source) for source in sources))
+            return await self._remove_sources(run, user_id, found)
 
     async def forget_session(self, user_id: str, session_id: str, at: int) -> int:
-        """The same for all of a session that was said until then (ms)."""
+        """Do the same for the sources of a session until then (ms)."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            await run(_GO, {"id": _mark_of(user_id, session=session_id), "at": at})
-            found = await run(_OF_SESSION, {"user": user_id, "session": session_id, "at": at})
-            return await self._forgotten(run, [row["id"] for row in found])
+            await run(on.MARK, {"mark": _mark(user_id, session=session_id), "at": at})
+            found = await run(on.SOURCES_OF_SESSION, {"user": user_id, "session": session_id, "at": at})
+            return await self._remove_sources(run, user_id, found)
 
     async def forget_user(self, user_id: str, at: int) -> int:
-        """The same for all that was said to a user, a bounded part at a time."""
+        """Do the same for all sources of a user until then (ms), a bounded number in each transaction."""
         count = 0
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            await run(_GO, {"id": _mark_of(user_id), "at": at})
+            await run(on.MARK, {"mark": _mark(user_id), "at": at})
         while True:
             async with self._graph.transaction() as run:
                 await self._touch(run, user_id)
-                found = await run(_OF_USER, {"user": user_id, "at": at, "n": _PAGE})
+                found = await run(on.SOURCES_UNTIL, {"user": user_id, "at": at, "n": _PAGE})
                 if not found:
                     return count
-                count += await self._forgotten(run, [row["id"] for row in found])
+                count += await self._remove_sources(run, user_id, found)
 
     async def forget_old(self, user_id: str, before: int, limit: int) -> int:
-        """Removes what rests on sources alone that were said before a moment (ms): of at most so many, the oldest; how
-        many those were. What a person has entered stays."""
+        """Remove the oldest sources from before a time (ms), at most `limit`; return their number. Sources that a
+        person entered stay."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            found = await run(_OLD, {"user": user_id, "before": before, "n": limit})
-            return await self._forgotten(run, [row["id"] for row in found])
+            found = await run(on.READ_BEFORE, {"user": user_id, "before": before, "n": limit})
+            return await self._remove_sources(run, user_id, found)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def source(self, user_id: str, source: str) -> Source | None:
-        found = await self._graph.read(_SOURCE, {"id": _source(user_id, source)})
+        found = await self._graph.read(on.SOURCE, of_source(user_id, source))
         if not found:
             return None
         row = found[0]
         turn = Turn(source, user_id, row["session_id"], row["said"], row["query"] or "", row["answer"] or "")
-        return Source(turn, row["settled"])
+        return Source(turn, bool(row["settled"]))
 
     async def version(self, user_id: str) -> int:
-        """It changes with every write of the user's."""
-        found = await self._graph.read(_VERSION, {"user": user_id})
+        """Return a number that changes with every write for the user."""
+        found = await self._graph.read(on.VERSION, {"user": user_id})
         return int(found[0]["version"]) if found else 0
 
     async def keys(self, user_id: str) -> list[str]:
-        """The keys of all names of a user."""
-        return [row["key"] for row in await self._graph.read(_KEYS, {"user": user_id})]
+        """Return the keys of all names of a user."""
+        return [row["key"] for row in await self._graph.read(on.KEYS, {"user": user_id})]
 
     async def aliases(self, user_id: str) -> list[Claim]:
-        return _claims(await self._graph.read(_ALIASES, {"user": user_id}))
+        return _claims(await self._graph.read(on.ALIASES, {"user": user_id}))
 
     async def touching(self, user_id: str, keys: Iterable[str], each: int) -> list[Claim]:
-        """The newest claims about these names, so many of each."""
-        found = await self._graph.read(_TOUCHING, *({"name": _name(user_id, key), "n": each} for key in keys))
-        # what two of them have with each other came twice
-        return list({one.id: one for one in _claims(found)}.values())
+        """Return the newest claims about these names, at most `each` of a name."""
+        found = await self._graph.read(on.NEWEST, *({**of_name(user_id, key), "n": each} for key in keys))
+        return _distinct(found)
 
     async def places(self, user_id: str, keys: Iterable[str], relations: Collection[str], each: int) -> list[Claim]:
-        """The newest claims about these names with one of these relations, so many of each name."""
+        """Return the newest claims about these names with one of these relations, at most `each` of a name."""
         if not relations:
             return []
-        asked = ({"name": _name(user_id, key), "relations": list(relations), "n": each} for key in keys)
-        return list({one.id: one for one in _claims(await self._graph.read(_OF_PLACES, *asked))}.values())
+        asked = ({**of_name(user_id, key), "relations": list(relations), "n": each} for key in keys)
+        return _distinct(await self._graph.read(on.NEWEST_WITH_RELATION, *asked))
 
     async def between(self, user_id: str, keys: Iterable[str], others: Collection[str]) -> list[Claim]:
-        """Every claim about one of these names and one of the others."""
-        ids = [_name(user_id, key) for key in others]
-        asked = ({"name": _name(user_id, key), "others": ids} for key in keys)
-        return list({one.id: one for one in _claims(await self._graph.read(_BETWEEN, *asked))}.values())
+        """Return every claim about one of these names and one of the others."""
+        asked = ({**of_name(user_id, key), "others": list(others)} for key in keys)
+        return _distinct(await self._graph.read(on.BETWEEN, *asked))
 
     async def one(self, user_id: str, claim_id: str) -> Claim | None:
-        return next(iter(_claims(await self._graph.read(_ONE, {"user": user_id, "id": claim_id}))), None)
+        return next(iter(_claims(await self._graph.read(on.CLAIM, {"user": user_id, "claim": claim_id}))), None)
 
     async def all(self, user_id: str) -> list[Claim]:
-        """Every claim of a user's, aliases too."""
-        # of many this takes a while, in which others are served
-        return await asyncio.to_thread(_claims, await self._graph.read(_ALL, {"user": user_id}))
+        """Return every claim of a user, in the order of ids."""
+        # In a thread: many claims take a while.
+        return await asyncio.to_thread(_claims, await self._graph.read(on.CLAIMS, {"user": user_id}))
 
     async def page(self, user_id: str, after: str, limit: int) -> list[Claim]:
-        """The claims of a user's that follow an id, in the order of ids; '' is before all."""
-        return _claims(await self._graph.read(_PAGE_OF, {"user": user_id, "after": after, "n": limit}))
+        """Return the claims of a user that follow an id, in the order of ids; '' is before all."""
+        return _claims(await self._graph.read(on.PAGE, {"user": user_id, "after": after, "n": limit}))
 
     async def users(self) -> list[str]:
-        return [row["id"] for row in await self._graph.read(_USERS, {})]
+        return [row["id"] for row in await self._graph.read(on.USERS, {})]
 
     async def count(self, user_id: str) -> int:
-        return int((await self._graph.read(_COUNT, {"user": user_id}))[0]["n"])
+        return int((await self._graph.read(on.COUNT, {"user": user_id}))[0]["n"])
 
     async def counts(self) -> dict[str, int]:
-        """Claims and names of all users."""
-        claims, names = await self._graph.read(_COUNT_ALL, {}), await self._graph.read(_COUNT_NAMES, {})
+        """Return the numbers of claims and names of all users."""
+        claims, names = await self._graph.read(on.COUNT_ALL, {}), await self._graph.read(on.COUNT_NAMES, {})
         return {"claims": int(claims[0]["n"]), "names": int(names[0]["n"])}
 
     async def ping(self) -> None:
         await self._graph.ping()
 
-    # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── steps of a transaction ───────────────────────────────────────────────────────────────────────────────
 
     async def _touch(self, run: Run, user_id: str) -> int:
-        return int((await run(_TOUCH, {"user": user_id}))[0]["version"])
+        return int((await run(on.TOUCH, {"user": user_id}))[0]["version"])
 
-    async def _gone(self, run: Run, turn: Turn) -> bool:
+    async def _is_forgotten(self, run: Run, turn: Turn) -> bool:
         user = turn.user_id
-        marks = [_mark_of(user), _mark_of(user, session=turn.session_id), _mark_of(user, source=turn.source)]
-        return bool(await run(_GONE, *({"id": mark, "said": turn.said} for mark in marks)))
+        marks = [_mark(user), _mark(user, session=turn.session_id), _mark(user, source=turn.source)]
+        return bool(await run(on.IS_MARKED, *({"mark": mark, "said": turn.said} for mark in marks)))
 
-    async def _said(self, run: Run, user_id: str, claims: Sequence[Claim]) -> list[str]:
-        """Writes claims that are not there; the ids of their subjects."""
-        if not claims:
-            return []
+    async def _subjects(self, run: Run, user_id: str, *sources: str) -> set[str]:
+        """Return the keys of the subjects of sources' claims."""
+        found = await run(on.SUBJECTS, *(of_source(user_id, source) for source in sources))
+        return {str(row["key"]).rpartition(":")[2] for row in found}
+
+    async def _existing(self, run: Run, user_id: str, claims: Sequence[Claim]) -> set[str]:
+        """Return the ids of those claims that are in the store."""
+        return {row["id"] for row in await run(on.HAS_CLAIM, *_ids_by_subject(user_id, claims))}
+
+    async def _add(self, run: Run, user_id: str, claims: Sequence[Claim]) -> set[str]:
+        """Write new claims; return the keys of their subjects."""
         keys = sorted({key for one in claims for key in (one.subject_key, one.object_key)})
-        # looked up and made, not merged: a merge of an edge looks at all edges that the user's node has
-        there = {row["id"] for row in await run(_THERE, *({"id": _name(user_id, key)} for key in keys))}
-        new = [{"id": _name(user_id, key), "key": key} for key in keys if _name(user_id, key) not in there]
-        await run(_NAME, *new)
-        await run(_KNOW, *({"user": user_id, "id": row["id"]} for row in new))
-        rows = [
-            {**one.row(), "a": _name(user_id, one.subject_key), "b": _name(user_id, one.object_key)} for one in claims
+        there = {row["key"] for row in await run(on.HAS_NAME, *(of_name(user_id, key) for key in keys))}
+        await run(on.ADD_NAME, *(of_name(user_id, key) for key in keys if key not in there))
+        nodes = [
+            {
+                "subject_node": of_name(user_id, one.subject_key)["id"],
+                "object_node": of_name(user_id, one.object_key)["id"],
+            }
+            for one in claims
         ]
-        await run(_SAY, *rows)
-        await run(_ALIASED, *({"id": row["a"]} for row in rows if row["relation"] == ALIAS))
-        return sorted({row["a"] for row in rows})
+        await run(
+            on.ADD_CLAIM, *({"user": user_id, **one.row(), **node} for one, node in zip(claims, nodes, strict=True))
+        )
+        return {one.subject_key for one in claims}
 
-    async def _unsaid(self, run: Run, names: Sequence[str], sources: Sequence[str]) -> list[str]:
-        """Removes the claims of sources; the names that they were about."""
-        values = [{"name": name, "sources": list(sources)} for name in names]
-        others = [row["id"] for row in await run(_NEIGHBOURS, *values)]
-        await run(_UNSAY, *values)
-        return sorted({*names, *others})
-
-    async def _bare(self, run: Run, names: Sequence[str]) -> None:
-        """Removes names of which nothing is said any more."""
-        spoken_of = {row["id"] for row in await run(_SPOKEN_OF, *({"name": name} for name in names))}
-        await run(_UNNAME, *({"name": name} for name in names if name not in spoken_of))
+    async def _save(self, run: Run, turn: Turn, subjects: Collection[str], *, new: bool, settled: bool) -> None:
+        """Write a source with the subjects of its claims; its words only if a model is still to read them."""
+        query, answer = ("", "") if settled else (turn.query, turn.answer)
+        row = {"session": turn.session_id, "said": turn.said, "settled": settled, "query": query, "answer": answer}
+        names = [of_name(turn.user_id, key)["id"] for key in sorted(subjects)]
+        statement = on.ADD_SOURCE if new else on.SET_SOURCE
+        await run(statement, {**of_source(turn.user_id, turn.source), **row, "names": names})
 
     async def _remove(self, run: Run, user_id: str, claims: Sequence[Claim]) -> None:
-        said = _by_name((_name(user_id, one.subject_key), one.id) for one in claims)
         self._graph.removed()
-        await run(_UNSAY_IDS, *({"name": name, "ids": ids} for name, ids in said.items()))
-        await run(_SETTLE, *({"id": source} for source in {_source(user_id, one.source) for one in claims}))
-        await self._bare(run, sorted({*said, *(_name(user_id, one.object_key) for one in claims)}))
+        await run(on.REMOVE_CLAIMS, *_ids_by_subject(user_id, claims))
+        await run(on.SETTLE, *(of_source(user_id, source) for source in {one.source for one in claims}))
+        await self._remove_unused(run, user_id, {key for one in claims for key in (one.subject_key, one.object_key)})
 
-    async def _heard(
-        self, run: Run, heard: Sequence[tuple[Turn, list[str]]], *, new: Collection[str], settled: bool
-    ) -> None:
-        """Notes sources of one user with the subjects of their claims; their words only while they are still to be
-        read. new: those that are not there yet."""
-        rows = [
-            {"id": _source(turn.user_id, turn.source), "source": turn.source, "session": turn.session_id,
-             "said": turn.said, "names": names, "settled": settled,
-             "query": "" if settled else turn.query, "answer": "" if settled else turn.answer}
-            for turn, names in heard
-        ]  # fmt: skip
-        await run(_HEAR, *rows)
-        there = [turn for turn, _ in heard if turn.source in new]
-        await run(_HEARD, *({"user": one.user_id, "id": _source(one.user_id, one.source)} for one in there))
+    async def _remove_of_sources(self, run: Run, user_id: str, sources: Sequence[str]) -> set[str]:
+        """Remove the claims of sources; return the keys of the names that they were about."""
+        subjects = await self._subjects(run, user_id, *sources)
+        asked = [{**of_name(user_id, key), "sources": list(sources)} for key in sorted(subjects)]
+        objects = {row["key"] for row in await run(on.OBJECTS_OF_SOURCES, *asked)}
+        await run(on.REMOVE_OF_SOURCES, *asked)
+        return subjects | objects
 
-    async def _forgotten(self, run: Run, ids: Sequence[str]) -> int:
-        """Removes sources with all that rests on them alone."""
-        if ids:
+    async def _remove_unused(self, run: Run, user_id: str, keys: Collection[str]) -> None:
+        """Remove those names that no claim is about any more."""
+        names = [of_name(user_id, key) for key in sorted(keys)]
+        used = {row["key"] for row in await run(on.HAS_CLAIMS, *names)}
+        await run(on.REMOVE_NAME, *(name for name in names if name["key"] not in used))
+
+    async def _remove_sources(self, run: Run, user_id: str, found: Sequence[Row]) -> int:
+        """Remove sources with their claims."""
+        sources = [str(row["source"]) for row in found]
+        if sources:
             self._graph.removed()
-        found = await run(_SOURCE, *({"id": one} for one in ids))
-        names = sorted({str(name) for row in found for name in row["names"]})
-        before = await self._unsaid(run, names, [row["source"] for row in found])
-        await run(_UNHEAR, *({"id": row["id"]} for row in found))
-        await self._bare(run, before)
-        return len(found)
+        names = await self._remove_of_sources(run, user_id, sources)
+        await run(on.REMOVE_SOURCE, *(of_source(user_id, source) for source in sources))
+        await self._remove_unused(run, user_id, names)
+        return len(sources)
 
 
-def _by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _ids_by_subject(user_id: str, claims: Iterable[Claim]) -> list[Row]:
     found: dict[str, list[str]] = {}
-    for name, claim_id in pairs:
-        found.setdefault(name, []).append(claim_id)
-    return found
+    for one in claims:
+        found.setdefault(one.subject_key, []).append(one.id)
+    return [{**of_name(user_id, key), "ids": ids} for key, ids in found.items()]
 
 
-def _name(user_id: str, key: str) -> str:
-    """A name's id: no key has a colon."""
-    return f"{user_id}:{key}"
+def _mark(user_id: str, *, session: str = "", source: str = "") -> str:
+    kind, name = ("source", source) if source else ("session", session) if session else ("user", "")
+    return f"{kind}:{len(user_id)}:{user_id}:{name}"
 
 
-def _source(user_id: str, source: str) -> str:
-    return f"{len(user_id)}:{user_id}:{source}"
-
-
-def _mark_of(user_id: str, *, session: str = "", source: str = "") -> str:
-    kind, what = ("source", source) if source else ("session", session) if session else ("user", "")
-    return f"{kind}:{len(user_id)}:{user_id}:{what}"
+def _distinct(rows: Iterable[Row]) -> list[Claim]:
+    """Return the claims without repetitions: a claim between two names is found at both."""
+    return list({one.id: one for one in _claims(rows)}.values())
 
 
 def _claims(rows: Iterable[Row]) -> list[Claim]:
     return [claim_of(row) for row in rows]
 
 
-__all__ = ["LABELS", "TABLES", "Source", "Store"]
+__all__ = ["Source", "Store"]

@@ -1,7 +1,6 @@
-"""Room on the disk: some stores do not survive that there is none in the middle of a write, and so begin none then.
+"""Free space on the disk: stores that a full disk harms do not begin a write without room.
 
-Chroma holds the interpreter's lock for good after a few such writes, so that the whole process stands still; Ladybug's
-next write never returns, and its log cannot be read at the next start.
+After a few failed writes, Chroma holds the interpreter's lock for good, so that the whole process stands still.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _SHARE = 20
 
 
 def no_room(folder: Path) -> str | None:
-    """Why nothing may be written to the disk of a folder just now; None when it may be. Raises OSError."""
+    """Return why no store may write to the disk of a folder now; None if it may. Raises OSError."""
     about = os.statvfs(folder)
     free = about.f_bavail * about.f_frsize
     if free >= min(_KEPT, about.f_blocks * about.f_frsize // _SHARE):

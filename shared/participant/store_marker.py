@@ -55,18 +55,28 @@ def sqlite_missing(path: Path) -> str | None:
 
 
 def sqlite_trouble(path: Path) -> str | None:
-    """Return what is wrong with a database after reading all of it; None if nothing is, or if it is in use."""
+    """Return what is wrong with a database after reading all of it; None if nothing is, or if it is in use.
+
+    A database that is marked as filled and has no row has lost its write-ahead log.
+    """
     if (what := sqlite_missing(path)) is not None:
         return what
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=1.0)) as db:
             said = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+            if said == "ok" and was_filled(path) and not _has_rows(db):
+                return f"{path.name} has lost its content"
     except sqlite3.OperationalError as exc:
         # Locked, or unreadable for this user: no evidence of damage.
         return f"{path.name}: {exc}" if "malformed" in str(exc) else None
     except sqlite3.DatabaseError as exc:
         return f"{path.name}: {exc}"
     return None if said == "ok" else f"{path.name}: {said.splitlines()[0]}"
+
+
+def _has_rows(db: sqlite3.Connection) -> bool:
+    tables = [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    return any(db.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
 
 
 def sqlite_damage(exc: BaseException) -> bool:

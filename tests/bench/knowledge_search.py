@@ -1,4 +1,4 @@
-"""Search in knowledge beside a bare Cypher query of the same data; how fast it is filled; memory of the process.
+"""Search in knowledge beside a bare SQL query of the same data; how fast it is filled; memory of the process.
 
 As a program it is the process that is measured: it fills a graph to a number of facts, and prints a line of JSON.
 """
@@ -19,22 +19,18 @@ import psutil
 from tables import table
 
 from services.knowledge.claims import Claim, Turn, claim
-from services.knowledge.ladybug import open_ladybug
 from services.knowledge.search import Search
-from services.knowledge.store import TABLES, Store
+from services.knowledge.sqlite import open_sqlite
+from services.knowledge.statements import NEWEST, of_name
+from services.knowledge.store import Store
 
 USER = "ann"
-BUFFER = 128 * 1024 * 1024
 # Claims of one write, as an import has them; a response has a few.
 BATCH, ALONE = 500, 3
 RELATIONS = ("lives in", "works at", "likes", "is friend of", "is sister of", "owns", "plays", "knows")
 # What the user himself says: every tenth fact is about him.
 ABOUT_THE_USER = 0.1
 DAY_MS = 86_400_000
-BARE = (
-    "MATCH (a:KnowledgeName)-[r:SAID]-(b:KnowledgeName) WHERE a.id = $name "
-    "RETURN r.relation AS relation, a.key AS one, b.key AS other ORDER BY r.said DESC LIMIT 20"
-)
 PAIRS = "aeiou", "bdfgklmnprstvz"
 
 
@@ -75,7 +71,7 @@ class Life:
 async def _measured(folder: Path, facts: int, questions: int) -> dict[str, Any]:
     process = psutil.Process()
     life = Life(facts)
-    async with open_ladybug(folder / "knowledge.lbug", TABLES, BUFFER) as graph:
+    async with open_sqlite(folder / "knowledge.sqlite") as graph:
         store = Store(graph)
         search = Search(store)
         began = time.perf_counter()
@@ -94,7 +90,7 @@ async def _measured(folder: Path, facts: int, questions: int) -> dict[str, Any]:
         names = [life.some() for _ in range(questions)]
         bare, one, two = [], [], []
         for name in names:
-            bare.append(await _timed(graph.read(BARE, {"name": f"{USER}:{name.lower()}"})))
+            bare.append(await _timed(graph.read(NEWEST, {**of_name(USER, name.lower()), "n": 20})))
             one.append(await _timed(search.find(USER, [name], [], 20, 1)))
             two.append(await _timed(search.find(USER, [name], [], 20, 2)))
         user = [await _timed(search.find(USER, ["me"], [], 20, 2)) for _ in range(max(20, questions // 10))]

@@ -33,12 +33,15 @@ from stories_stack import free_port, stack, stories  # noqa: E402
 from services.knowledge.bolt import open_bolt  # noqa: E402
 from services.knowledge.claims import Turn, claim  # noqa: E402
 from services.knowledge.graph import GraphUnavailable  # noqa: E402
-from services.knowledge.store import LABELS, Store  # noqa: E402
+from services.knowledge.statements import LABELS, Statement  # noqa: E402
+from services.knowledge.store import Store  # noqa: E402
 
 VERSION = "26.10.2.post1"
 PLACE = ROOT / ".clients" / "arcadedb"
 STARTS_WITHIN, COMES_WITHIN, FROZEN = 60.0, 90.0, 2.0
 PAUSE = 0.4
+_GET_VERSION = Statement("", "MATCH (u:KnowledgeUser {id: 'ann'}) RETURN u.version AS n")
+_SET_VERSION = Statement("", "MERGE (u:KnowledgeUser {id: 'ann'}) SET u.version = $n")
 # The model reads one turn after the other, each as it stands.
 READ = """
 rules:
@@ -165,10 +168,10 @@ def frozen(server: Server) -> None:
 
                 async def writes(at: int = at) -> None:
                     async with graph.transaction() as run:
-                        await run("MERGE (u:KnowledgeUser {id: 'ann'}) SET u.version = $n", {"n": before + at})
+                        await run(_SET_VERSION, {"n": before + at})
                         server.freeze()
                         if at == 1:
-                            await run("MATCH (u:KnowledgeUser {id: 'ann'}) RETURN u.version AS n", {})
+                            await run(_GET_VERSION, {})
 
                 await frozen_while(writes())
             # of a commit that nobody was told of either is true, and what follows goes on from there

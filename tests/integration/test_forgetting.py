@@ -255,10 +255,8 @@ async def keep(stack: contextlib.AsyncExitStack, url: str, folder: Path, on: Sta
 
 
 @pytest.fixture
-async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+async def house(tmp_path: Path) -> AsyncIterator[House]:
     """Everybody who keeps something of a conversation."""
-    # The normal rest, many times as long as an overwrite, exceeds the patience of these tests on a slow machine.
-    monkeypatch.setattr("services.knowledge.ladybug._REST", 1.0)
     folder = tmp_path / "data"
     folder.mkdir()
     with unsynced(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as raw:

@@ -209,7 +209,7 @@ async def test_names_that_are_commands_are_names(redis_url: str, tmp_path: Path)
 async def test_a_second_replica_of_the_embedded_graph_does_not_start(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.knowledge.ladybug._LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr("services.knowledge.sqlite._LOCK_SECONDS", 0.1)
     async with knowing(redis_url, tmp_path) as client:
         with pytest.raises(ExceptionGroup) as refused:
             async with running(app, knowledge_settings(redis_url, tmp_path, client.server.url)) as task:
@@ -219,7 +219,7 @@ async def test_a_second_replica_of_the_embedded_graph_does_not_start(
 
 
 async def test_settings_say_what_is_wrong_and_run_time_ones_count_at_once(redis_url: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="neither ladybug nor the address"):
+    with pytest.raises(ValueError, match="neither sqlite nor the address"):
         knowledge_settings(redis_url, tmp_path, "http://x", store="sqlite://x")
     async with knowing(redis_url, tmp_path, n_results=1) as client:
         await client.say("Anna lives in Lyon. Anna works at SAP.")

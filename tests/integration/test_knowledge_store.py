@@ -1,4 +1,4 @@
-"""One behaviour for every graph: the embedded one, and a server where LOCAL2_TEST_BOLT names an empty one."""
+"""One behaviour for both stores: the embedded one, and a graph server where LOCAL2_TEST_BOLT names an empty one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import contextlib
 import os
 import random
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,33 +21,34 @@ import pytest_asyncio
 from support.bolt_server import bolt_server
 from support.waiting import eventually
 
+from services.knowledge import statements
 from services.knowledge.bolt import open_bolt
 from services.knowledge.claims import Claim, Turn, claim
 from services.knowledge.graph import Graph, GraphUnavailable
-from services.knowledge.ladybug import GraphLocked, LadybugGraph, open_ladybug
 from services.knowledge.names import USER
-from services.knowledge.repair import repair
 from services.knowledge.search import Search
-from services.knowledge.store import LABELS, TABLES, Store
+from services.knowledge.sqlite import open_sqlite
+from services.knowledge.statements import LABELS, Statement
+from services.knowledge.store import Store
 from shared.errors import SettingsError
 from shared.participant.background import retry_while_transient
 
 BOLT = os.environ.get("LOCAL2_TEST_BOLT", "")
-BUFFER = 32 * 1024 * 1024
-KINDS = ["ladybug", *(["bolt"] if BOLT else [])]
+KINDS = ["sqlite", *(["bolt"] if BOLT else [])]
+ROOT = Path(__file__).parents[2]
 
 
 @contextlib.asynccontextmanager
 async def opened(kind: str, folder: Path) -> AsyncIterator[Graph]:
-    if kind == "ladybug":
-        async with open_ladybug(folder / "g.lbug", TABLES, BUFFER) as graph:
+    if kind == "sqlite":
+        async with open_sqlite(folder / "g.sqlite") as graph:
             yield graph
     else:
         user, password = os.environ.get("LOCAL2_TEST_BOLT_USER", ""), os.environ.get("LOCAL2_TEST_BOLT_PASSWORD", "")
         async with open_bolt(BOLT, user, password, None, LABELS, 10) as graph:
             async with graph.transaction() as run:
                 for label in LABELS:
-                    await run(f"MATCH (n:{label}) DETACH DELETE n", {})
+                    await run(Statement("", f"MATCH (n:{label}) DETACH DELETE n"), {})
             yield graph
 
 
@@ -175,20 +178,18 @@ async def test_text_is_a_value_and_never_a_query(store: Store) -> None:
     assert (await store.all("ann"))[0].quote == " ".join(wild.split())
 
 
-async def test_of_a_transaction_that_fails_nothing_is_there(tmp_path: Path) -> None:
-    async with opened("ladybug", tmp_path) as graph:
+async def test_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
+    async with opened("sqlite", tmp_path) as graph:
         store = Store(graph)
 
         async def failing() -> None:
             async with graph.transaction() as run:
-                await run("MERGE (u:KnowledgeUser {id: $user}) SET u.version = 5", {"user": "ann"})
+                await run(statements.TOUCH, {"user": "ann"})
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
             await failing()
         assert await store.version("ann") == 0
-        with pytest.raises(RuntimeError, match="Parser exception"):
-            await graph.read("NO QUERY", {})
         tasks = [
             store.hear(turn(f"r{n}"), [say(turn(f"r{n}"), "Anna", "likes", "tea")], settled=True) for n in range(5)
         ]
@@ -196,42 +197,81 @@ async def test_of_a_transaction_that_fails_nothing_is_there(tmp_path: Path) -> N
         assert await store.count("ann") == 5
 
 
-async def test_a_graph_that_is_gone_or_broken_is_said_and_not_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.knowledge.ladybug._LOCK_PATIENCE", 0.1)
-    async with opened("ladybug", tmp_path):
-        pass
-    file = tmp_path / "g.lbug"
-    whole = file.read_bytes()
-    file.write_bytes(b"no graph at all" * 100)
-    with pytest.raises(SettingsError, match="cannot be read"):
-        async with opened("ladybug", tmp_path):
-            pass
-    # what is put aside can be looked at, and a new one is begun
-    said = await asyncio.to_thread(repair, file, BUFFER)
-    assert "was put aside as" in said[1]
-    assert await asyncio.to_thread(repair, file, BUFFER) == []
-    async with opened("ladybug", tmp_path):
-        with pytest.raises(GraphLocked, match="in use"):
-            await asyncio.to_thread(repair, file, BUFFER)
-    assert await asyncio.to_thread(repair, file, BUFFER) == []
-    file.unlink()
-    with pytest.raises(SettingsError, match="was there before"):
-        async with opened("ladybug", tmp_path):
-            pass
-    file.write_bytes(whole)
-    async with opened("ladybug", tmp_path) as graph:
-        await graph.ping()
+async def test_cancelled_write_leaves_nothing_and_blocks_nothing(tmp_path: Path) -> None:
+    async with opened("sqlite", tmp_path) as graph:
+        store = Store(graph)
+        for number in range(20):
+            source = turn(f"r{number}")
+            writing = asyncio.create_task(store.hear(source, [say(source, "Anna", "likes", "tea")], settled=True))
+            await asyncio.sleep(number / 5_000)
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+        sources = {one.source for one in await store.all("ann")}
+        assert await store.version("ann") == len(sources)
+
+
+_FILL = """
+import asyncio, os, sys
+from pathlib import Path
+from services.knowledge.claims import Turn, claim
+from services.knowledge.sqlite import open_sqlite
+from services.knowledge.store import Store
+
+async def main() -> None:
+    async with open_sqlite(Path(sys.argv[1])) as graph:
+        store = Store(graph)
+        for number in range(int(sys.argv[2]), int(sys.argv[3])):
+            turn = Turn(f"r{number}", "ann", "s", number, "")
+            known = claim(turn, f"Person{number}", "likes", f"thing {number}", by="model")
+            await store.hear(turn, [known], settled=True)
+            print(number, flush=True)
+        if sys.argv[4] == "dies":
+            os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+def filling(folder: Path, first: int, end: int, how: str = "closes") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _FILL, str(folder / "g.sqlite"), str(first), str(end), how],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def killed_while_filling(folder: Path, first: int, seconds: float) -> int:
+    """Kill a writer some time after its first write; return the number of its last acknowledged write."""
+    with filling(folder, first, 1 << 30) as process:
+        assert process.stdout is not None
+        acknowledged = [int(process.stdout.readline())]
+        # Any moment of a write.
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        return [*acknowledged, *map(int, process.stdout.read().splitlines())][-1]
+
+
+async def test_killed_writer_keeps_every_acknowledged_claim(tmp_path: Path) -> None:
+    written, dice = 0, random.Random(5)
+    for _ in range(6):
+        acknowledged = killed_while_filling(tmp_path, written, dice.uniform(0, 0.1))
+        async with opened("sqlite", tmp_path) as graph:
+            kept = {one.said for one in await Store(graph).all("ann")}
+        assert kept >= set(range(acknowledged + 1))
+        # The write under way may have been committed.
+        assert len(kept) <= acknowledged + 2
+        written = max(kept) + 1
 
 
 def emptied(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def lost_its_log(file: Path) -> None:
-    """As when the log of a process that died is not copied along."""
-    file.with_name(f"{file.name}.wal").unlink()
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+def overwritten(file: Path) -> None:
+    file.write_bytes(b"no database at all" * 500)
 
 
 def zeroed(file: Path) -> None:
@@ -243,115 +283,63 @@ def cut(file: Path) -> None:
     os.truncate(file, 4096)
 
 
-def garbled_log(file: Path) -> None:
-    log = file.with_name(f"{file.name}.wal")
-    data = log.read_bytes()
-    log.write_bytes(data[: len(data) // 2] + b"\x7f" * 600 + data[len(data) // 2 + 600 :])
-
-
-_FILL = """
-import asyncio, os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-from services.knowledge.claims import Turn, claim
-from services.knowledge.ladybug import open_ladybug
-from services.knowledge.store import TABLES, Store
-
-async def main() -> None:
-    async with open_ladybug(Path(sys.argv[1]), TABLES, 32 << 20) as graph:
-        for number in range(40):
-            turn = Turn(f"r{number}", "ann", "s", number, "")
-            known = claim(turn, f"Person{number}", "likes", f"thing {number}", by="model")
-            await Store(graph).hear(turn, [known], settled=True)
-        if sys.argv[2] == "dies":
-            os.kill(os.getpid(), 9)
-
-asyncio.run(main())
-"""
+def lost_its_log(file: Path) -> None:
+    """The log of a process that died was not copied along."""
+    file.with_name(f"{file.name}-wal").unlink()
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders with a graph of 40 claims: one that was closed, and one whose process was killed."""
-    root = Path(__file__).parents[2]
+    """Folders with a database of 40 claims: one that was closed, and one whose process was killed."""
     found = {}
     for how in ("closes", "dies"):
         found[how] = tmp_path_factory.mktemp(how)
-        subprocess.run([sys.executable, "-c", _FILL, str(found[how] / "g.lbug"), how, str(root)], check=how == "closes")
+        with filling(found[how], 0, 40, how) as process:
+            process.communicate()
     return found
 
 
-@pytest.mark.parametrize(
-    ("how", "harm"),
-    [("closes", emptied), ("closes", cut), ("closes", zeroed), ("dies", emptied), ("dies", lost_its_log),
-     ("dies", garbled_log)],
-)  # fmt: skip
-async def test_what_is_left_of_a_file_is_never_taken_for_an_empty_graph(
+DAMAGES = [("closes", emptied), ("closes", removed), ("closes", overwritten), ("closes", cut), ("closes", zeroed),
+           ("dies", emptied), ("dies", lost_its_log)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "harm"), DAMAGES)
+async def test_damaged_database_is_an_error_with_advice(
     written: dict[str, Path], tmp_path: Path, how: str, harm: Callable[[Path], None]
 ) -> None:
     shutil.copytree(written[how], tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "g.lbug"
-    harm(file)
+    harm(tmp_path / "g.sqlite")
     for _ in range(2):
         with pytest.raises(SettingsError, match=r"the knowledge .*: `local2 doctor --repair` puts it aside"):
-            async with opened("ladybug", tmp_path):
+            async with opened("sqlite", tmp_path):
                 pass
-    assert "was put aside as" in (await asyncio.to_thread(repair, file, BUFFER))[1]
-    # one in which nothing has been said yet is none that was lost
-    for _ in range(2):
-        async with opened("ladybug", tmp_path) as graph:
-            count = await Store(graph).count("ann")
-            # what stands in a log before the damage is kept
-            assert 0 < count < 40 if harm is garbled_log else count == 0
-    assert not [name for name in os.listdir(tmp_path) if ".saved" in name]
 
 
-async def test_what_a_full_disk_has_left_of_a_log_is_kept_but_for_its_end(
-    written: dict[str, Path], tmp_path: Path
-) -> None:
-    shutil.copytree(written["dies"], tmp_path, dirs_exist_ok=True)
-    log = tmp_path / "g.lbug.wal"
-    # inside the last one of forty
-    os.truncate(log, log.stat().st_size - 40)
-    with log.open("ab") as file:
-        file.write(bytes(40))
-    with pytest.raises(SettingsError, match="cannot be read"):
-        async with opened("ladybug", tmp_path):
-            pass
-    said = await asyncio.to_thread(repair, tmp_path / "g.lbug", BUFFER)
-    assert said[-1] == "its log was read up to the damage; a backup brings back what came later"
-    async with opened("ladybug", tmp_path) as graph:
-        assert await Store(graph).count("ann") == 39
+async def test_second_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.knowledge.sqlite._LOCK_SECONDS", 0.1)
+    async with opened("sqlite", tmp_path):
+        with pytest.raises(SettingsError, match="in use by another process"):
+            async with opened("sqlite", tmp_path):
+                pass
 
 
-async def test_on_a_full_disk_nothing_is_written_and_what_waits_is_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened("ladybug", tmp_path) as graph:
+async def test_full_disk_delays_writes_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened("sqlite", tmp_path) as graph:
         store = Store(graph)
         claims = [say(turn("r1"), "Anna", "likes", "tea")]
         with monkeypatch.context() as full:
-            # more than any disk has
+            # More than any disk has.
             full.setattr("shared.participant.disk._KEPT", 2**80)
             full.setattr("shared.participant.disk._SHARE", 1)
             writing = asyncio.create_task(retry_while_transient(lambda: store.hear(turn("r1"), claims, settled=True)))
             with pytest.raises(GraphUnavailable, match=r"the disk of .* is full"):
                 await store.hear(turn("r1"), claims, settled=True)
-            assert isinstance(graph, LadybugGraph)
-            for asked in (graph.renew(), graph.ping()):
-                with pytest.raises(GraphUnavailable, match="is full"):
-                    await asked
+            with pytest.raises(GraphUnavailable, match="is full"):
+                await graph.ping()
             assert await kept(store) == []
             assert not writing.done()
         await writing
         assert len(await kept(store)) == 1
-
-
-async def test_a_killed_process_leaves_a_graph_that_is_whole(written: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(written["dies"], tmp_path, dirs_exist_ok=True)
-    async with opened("ladybug", tmp_path) as graph:
-        assert await Store(graph).count("ann") == 40
-    assert await asyncio.to_thread(repair, tmp_path / "g.lbug", BUFFER) == []
 
 
 async def test_a_server_that_is_away_is_an_error_that_passes() -> None:
@@ -370,7 +358,7 @@ async def test_a_server_that_stands_still_is_left_after_the_time_that_the_settin
 
         async def write() -> None:
             async with graph.transaction() as run:
-                await run("MATCH (n:Slow) RETURN n.id AS id", {})
+                await run(Statement("", "MATCH (n:Slow) RETURN n.id AS id"), {})
 
         for _ in range(2):
             async with asyncio.timeout(10):
@@ -385,7 +373,7 @@ async def test_one_of_those_who_write_at_once_writes_and_the_others_wait() -> No
 
         async def write(number: int) -> None:
             async with graph.transaction() as run:
-                await run(f"MATCH (n:Name{number}) RETURN n.id AS id", {})
+                await run(Statement("", f"MATCH (n:Name{number}) RETURN n.id AS id"), {})
 
         await asyncio.gather(*(write(number) for number in range(8)))
         assert len(server.queries) == 8
@@ -398,7 +386,9 @@ async def test_ids_are_made_unique_once_and_in_the_form_that_the_server_knows(ol
         bolt_server(refuses=("REQUIRE",) if older else ()) as server,
         open_bolt(server.address, "ann", "x", None, ["One", "Two"], 10) as graph,
     ):
-        await asyncio.gather(*(graph.ping() for _ in range(4)), *(graph.read("MATCH (n) RETURN n", {}) for _ in "ab"))
+        await asyncio.gather(
+            *(graph.ping() for _ in range(4)), *(graph.read(Statement("", "MATCH (n) RETURN n"), {}) for _ in "ab")
+        )
         changes = [query for query in server.queries if query[0].startswith("CREATE")]
         expected = []
         for label in ("One", "Two"):
@@ -425,101 +415,37 @@ def having(word: bytes, folder: Path) -> list[str]:
     return found
 
 
-async def test_of_what_is_removed_no_word_is_left_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.knowledge.ladybug._GATHER", 0.0)
-    # what a process that died has left
-    (tmp_path / "g.lbug.export").mkdir()
-    (tmp_path / "g.lbug.export" / "nodes.parquet").write_bytes(b"Xylograph")
-    async with opened("ladybug", tmp_path) as graph:
-        assert having(b"ylograph", tmp_path) == []
+async def test_deleted_words_leave_the_files_at_once(tmp_path: Path) -> None:
+    async with opened("sqlite", tmp_path) as graph:
         store = Store(graph)
         gone, stays = turn("r1"), turn("r2", session="s2")
-        await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False)
+        for number in range(50):
+            other = turn(f"x{number}", session="s2")
+            await store.hear(other, [say(other, f"Person {number}", "likes", "tea")], settled=True)
+        await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph", quote="Xylograph")], settled=False)
         await store.hear(stays, [say(stays, "Anna", "likes", "tea, with 'milk'")], settled=True)
+        assert having(b"ylograph", tmp_path)
         await store.forget_session("ann", "s1", 200)
-        assert (tmp_path / "g.lbug.removed").exists()
-        await eventually(lambda: not (tmp_path / "g.lbug.removed").exists(), what="the file is written anew")
         assert having(b"ylograph", tmp_path) == []
-        assert len(await kept(store)) == 1
-        # what was deleted is still refused, and the file can be written to
         assert await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False) is None
-        new = turn("r3", session="s3")
-        assert await store.hear(new, [say(new, "Bea", "lives in", "Lyon")], settled=True) is not None
-    async with opened("ladybug", tmp_path) as graph:
-        assert len(await kept(Store(graph))) == 2
+        assert await store.count("ann") == 51
 
 
-async def test_whoever_reads_and_writes_meanwhile_waits(tmp_path: Path) -> None:
-    async with open_ladybug(tmp_path / "g.lbug", TABLES, BUFFER) as graph:
+async def test_deleted_words_leave_the_files_after_a_long_read(tmp_path: Path) -> None:
+    async with opened("sqlite", tmp_path) as graph:
         store = Store(graph)
-        await store.hear(turn("r1"), [say(turn("r1"), "Anna", "likes", "tea")], settled=True)
-        assert isinstance(graph, LadybugGraph)
-        for _ in range(3):
-            second = turn("r2")
-            found = await asyncio.gather(
-                graph.renew(),
-                *(kept(store) for _ in range(20)),
-                store.hear(second, [say(second, "Bea", "likes", "milk")], settled=False),
-            )
-            assert all(("anna", "likes", "tea") in one for one in found[1:-1])
-        assert len(await kept(store)) == 2
+        gone = turn("r1")
+        await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False)
+        with contextlib.closing(sqlite3.connect(tmp_path / "g.sqlite")) as reader:
+            rows = reader.execute("SELECT * FROM claims")
+            rows.fetchone()
+            forgetting = asyncio.create_task(store.forget_session("ann", "s1", 200))
+            await asyncio.wait({forgetting}, timeout=0.3)
+            rows.close()
+        await forgetting
 
+        async def is_gone() -> bool:
+            await graph.ping()
+            return having(b"ylograph", tmp_path) == []
 
-async def test_a_read_that_runs_is_waited_for_and_others_are_answered_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_ladybug(tmp_path / "g.lbug", TABLES, BUFFER) as graph:
-        store = Store(graph)
-        await store.hear(turn("r1"), [say(turn("r1"), "Anna", "likes", "tea")], settled=True)
-        assert isinstance(graph, LadybugGraph)
-        ended, answered = threading.Event(), threading.Event()
-        closed: list[bool] = []
-        disconnect, copy = graph._disconnect, graph._copy
-
-        def told() -> None:
-            closed.append(ended.is_set())
-            disconnect()
-
-        def slow() -> None:
-            assert answered.wait(60)
-            copy()
-
-        monkeypatch.setattr(graph, "_disconnect", told)
-        monkeypatch.setattr(graph, "_copy", slow)
-        loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(graph._reader, ended.wait)
-        renewing = asyncio.create_task(graph.renew())
-        loop.call_later(0.2, ended.set)
-        await reading
-        # it waits in the line of readers behind the file's first change of hands, and is answered before the second
-        assert await kept(store) == [("anna", "likes", "tea")]
-        answered.set()
-        await renewing
-        assert closed == [True, True]
-        assert await kept(store) == [("anna", "likes", "tea")]
-
-
-async def test_a_graph_larger_than_its_share_of_memory_is_written_anew(tmp_path: Path) -> None:
-    dice = random.Random(1)
-    async with open_ladybug(tmp_path / "g.lbug", TABLES, BUFFER) as graph:
-        store = Store(graph)
-        for number in range(60):
-            words = dice.randbytes(20_000).hex()
-            await store.hear(Turn(f"r{number}", "ann", "s1", 100, words, words), [], settled=False)
-        assert isinstance(graph, LadybugGraph)
-        await graph.renew()
-        assert await store.forget_session("ann", "s1", 200) == 60
-
-
-async def test_a_file_that_cannot_be_written_anew_stays_as_it_was_and_is_due(tmp_path: Path) -> None:
-    async with open_ladybug(tmp_path / "g.lbug", TABLES, BUFFER) as graph:
-        store = Store(graph)
-        await store.hear(turn("r1"), [say(turn("r1"), "Anna", "likes", "tea")], settled=True)
-        graph.removed()
-        # in the way of the copy
-        (tmp_path / "g.lbug.export").write_text("a file")
-        assert isinstance(graph, LadybugGraph)
-        with pytest.raises(GraphUnavailable, match=r"written anew|refuses it"):
-            await graph.renew()
-        assert len(await kept(store)) == 1
-        assert (tmp_path / "g.lbug.removed").exists()
+        await eventually(is_gone, 10, "the log is emptied")

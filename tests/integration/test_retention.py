@@ -17,9 +17,9 @@ from support.waiting import eventually
 
 from services.knowledge.claims import Turn, claim
 from services.knowledge.keeping import kinds as facts
-from services.knowledge.ladybug import open_ladybug
 from services.knowledge.search import Search
-from services.knowledge.store import TABLES, Store
+from services.knowledge.sqlite import open_sqlite
+from services.knowledge.store import Store
 from shared.bus.keys import gone_key
 from shared.participant.retention import Census
 
@@ -106,7 +106,7 @@ async def test_what_is_old_is_shown_then_set_then_gone(
 
 
 async def test_retention_of_facts_counts_facts_and_not_sources(tmp_path: Path) -> None:
-    async with open_ladybug(tmp_path / "g.lbug", TABLES, 32 * 1024 * 1024) as graph:
+    async with open_sqlite(tmp_path / "g.sqlite") as graph:
         store = Store(graph)
         (kind,) = facts(store, Search(store))
         assert await kind.census(200) == Census(0, None, 0)
@@ -120,7 +120,7 @@ async def test_retention_of_facts_counts_facts_and_not_sources(tmp_path: Path) -
 
 
 async def test_what_was_read_long_ago_is_forgotten_and_what_a_person_entered_stays(tmp_path: Path) -> None:
-    async with open_ladybug(tmp_path / "g.lbug", TABLES, 32 * 1024 * 1024) as graph:
+    async with open_sqlite(tmp_path / "g.sqlite") as graph:
         store = Store(graph)
         for number, source in enumerate(("r1", "r2", "person:1", "r9")):
             turn = Turn(source, "ann", "s1", 100 + 100 * (source == "r9"), "")

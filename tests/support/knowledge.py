@@ -112,7 +112,6 @@ def knowledge_settings(url: str, folder: Path, model_url: str, **values: Any) ->
         "drain": 1.0,
         "demo": True,
         "yield_rest": 0,
-        "store_buffer": 32 * 1024 * 1024,
     }
     return KnowledgeSettings(**{**common, "ollama_host": model_url, **values})
 

@@ -19,7 +19,7 @@ from shared.participant.service import Service
 _HEARTBEAT = 0.5
 _SETTINGS: dict[str, dict[str, Any]] = {
     "memory": {"memory_classify": "rules"},
-    "knowledge": {"yield_rest": 0, "store_buffer": 32 * 1024 * 1024},
+    "knowledge": {"yield_rest": 0},
 }
 
 

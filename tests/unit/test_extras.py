@@ -99,13 +99,11 @@ WANTED = [
     pytest.param({"LOCAL2_BACKEND": "google_genai"}, ["google-genai"], id="Gemini for all"),
     pytest.param({"LOCAL2_CRITIC_BACKEND": "google_genai"}, ["google-genai"], id="Gemini for the critic alone"),
 ]
-HIDDEN = ["neo4j", "obstore", "google.genai", "opentelemetry.exporter.otlp.proto.http"]
+HIDDEN = ["ladybug", "neo4j", "obstore", "google.genai", "opentelemetry.exporter.otlp.proto.http"]
 
 
-@pytest.mark.parametrize(("variables", "extras"), WANTED)
-def test_missing_extras_are_those_that_the_settings_need(
-    variables: dict[str, str], extras: list[str], tmp_path: Path
-) -> None:
+def _missing(folder: Path, variables: dict[str, str]) -> list[str]:
+    """Return the extras that a program in a folder misses, with the packages hidden."""
     program = f"""
 import importlib.util, json
 there = importlib.util.find_spec
@@ -116,9 +114,27 @@ print(json.dumps(missing_extras()))
     own = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL2_")}
     environment = {**own, "PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True, env=environment
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, check=True, env=environment
     )
-    assert json.loads(done.stdout) == extras
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(("variables", "extras"), WANTED)
+def test_missing_extras_are_those_that_the_settings_need(
+    variables: dict[str, str], extras: list[str], tmp_path: Path
+) -> None:
+    assert _missing(tmp_path, variables) == extras
+
+
+@pytest.mark.parametrize(
+    ("variables", "extras"), [({}, ["ladybug"]), ({"LOCAL2_KNOWLEDGE_STORE": "bolt://graph:7687"}, ["knowledge-bolt"])]
+)
+def test_graph_of_an_older_release_needs_its_reader(
+    variables: dict[str, str], extras: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "knowledge.lbug").touch()
+    assert _missing(tmp_path, {"LOCAL2_DATA_DIR": str(tmp_path), **variables}) == extras
 
 
 def test_installed_extra_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from services.cli.launch.embedded_redis import EmbeddedRedis, can_start
 from services.cli.launch.redis_data import DataDamaged, put_aside
 from services.cli.launch.run_lock import run_lock
-from services.cli.settings import RewardConfig, StoreConfig
+from services.cli.settings import KnowledgeConfig, RewardConfig, StoreConfig
 from services.cli.words import typed
 from shared.errors import Local2Error
 from shared.participant.store_marker import remove_marker, set_aside, sqlite_missing, sqlite_trouble, was_created
 
 # Participants that check their own store.
-_MODULES = ("memory", "knowledge")
+_MODULES = ("memory",)
 
 
 def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
@@ -36,9 +36,12 @@ def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
                 can_start(data_dir / "redis")
         except Local2Error as exc:
             found.append(("data of the bus", str(exc)))
-    preferences = _preferences(data_dir)
-    if (sqlite_missing(preferences) is None or was_created(preferences)) and (what := sqlite_trouble(preferences)):
-        found.append(("preferences", f"damaged: {what} (in {preferences.parent})"))
+    databases = {"preferences": _preferences(data_dir)}
+    if not (knowledge := _knowledge(data_dir)).on_server:
+        databases["knowledge"] = knowledge.path
+    for name, path in databases.items():
+        if (sqlite_missing(path) is None or was_created(path)) and (what := sqlite_trouble(path)):
+            found.append((name, f"damaged: {what} (in {path.parent})"))
     memory = StoreConfig.load("memory", {"data_dir": data_dir})
     database = memory.folder / "chroma.sqlite3"
     if memory.chroma_url is None and was_created(memory.folder) and (what := sqlite_missing(database)):
@@ -60,6 +63,8 @@ async def _repair(data_dir: Path, embedded: bool) -> list[str]:
         if embedded:
             said += await asyncio.to_thread(_bus, data_dir / "redis")
         said += await asyncio.to_thread(_database, _preferences(data_dir))
+        if not (knowledge := _knowledge(data_dir)).on_server:
+            said += await asyncio.to_thread(_database, knowledge.path)
         for name in _MODULES:
             said += await _of_participant(name, data_dir)
     if said:
@@ -92,6 +97,10 @@ def _sentence(store: str, damage: str, aside: Path | None) -> str:
 
 def _preferences(data_dir: Path) -> Path:
     return RewardConfig.load("reward", {"data_dir": data_dir}).path
+
+
+def _knowledge(data_dir: Path) -> KnowledgeConfig:
+    return KnowledgeConfig.load("knowledge", {"data_dir": data_dir})
 
 
 async def _of_participant(name: str, data_dir: Path) -> list[str]:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from services.cli.launch.plan import MODEL_USERS, PARTICIPANTS
-from services.cli.settings import ExtrasConfig, ModelConfig
+from services.cli.settings import ExtrasConfig, KnowledgeConfig, ModelConfig
 
 # A module of each extra that nothing else installs.
 _MODULES = {
     "bucket": "obstore",
     "google-genai": "google.genai",
     "knowledge-bolt": "neo4j",
+    "ladybug": "ladybug",
     "observability": "opentelemetry.exporter.otlp.proto.http",
 }
 
@@ -24,8 +25,11 @@ def _wanted() -> Iterator[str]:
             yield "observability"
         if name == "memory" and config.files_bucket:
             yield "bucket"
-        if name == "knowledge" and "://" in (config.store or ""):
-            yield "knowledge-bolt"
+    knowledge = KnowledgeConfig.load("knowledge")
+    if knowledge.on_server:
+        yield "knowledge-bolt"
+    elif knowledge.old_path.exists():
+        yield "ladybug"
     if any(ModelConfig.load(name).backend == "google_genai" for name in MODEL_USERS):
         yield "google-genai"
 

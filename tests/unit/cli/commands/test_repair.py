@@ -17,6 +17,7 @@ from services.cli.commands.repair import damages, repair
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.cli.launch.redis_data import DataDamaged
 from services.cli.launch.run_lock import AlreadyRunning, run_lock
+from services.knowledge.sqlite import open_sqlite
 from services.reward.store import Store
 from shared.participant import store_marker
 
@@ -26,6 +27,12 @@ def filled(folder: Path) -> None:
         db.set("key", "value")
     store_marker.mark_created(folder / "redis")
     Store(folder / "preferences.sqlite").close()
+    asyncio.run(knowledge(folder))
+
+
+async def knowledge(folder: Path) -> None:
+    async with open_sqlite(folder / "knowledge.sqlite") as database:
+        await database.ping()
 
 
 def test_damaged_stores_are_named_and_put_aside(tmp_path: Path) -> None:
@@ -34,12 +41,14 @@ def test_damaged_stores_are_named_and_put_aside(tmp_path: Path) -> None:
     assert repair(tmp_path, embedded=True) == []
     (tmp_path / "redis" / "appendonlydir" / "appendonly.aof.manifest").unlink()
     os.truncate(tmp_path / "preferences.sqlite", 0)
+    (tmp_path / "knowledge.sqlite").write_bytes(b"no database at all" * 500)
     named = dict(damages(tmp_path, embedded=True))
-    assert set(named) == {"data of the bus", "preferences"}
-    assert dict(damages(tmp_path, embedded=False)).keys() == {"preferences"}
+    assert set(named) == {"data of the bus", "preferences", "knowledge"}
+    assert dict(damages(tmp_path, embedded=False)).keys() == {"preferences", "knowledge"}
     said = "\n".join(repair(tmp_path, embedded=True))
     assert "the data of the bus were damaged" in said
     assert "preferences.sqlite was damaged" in said
+    assert "knowledge.sqlite was damaged" in said
     assert "restore --merge FILE" in said
     (bus,) = (tmp_path / "redis").glob("appendonlydir.broken-*")
     (preferences,) = tmp_path.glob("preferences.sqlite.broken-*")
@@ -48,6 +57,7 @@ def test_damaged_stores_are_named_and_put_aside(tmp_path: Path) -> None:
     assert damages(tmp_path, embedded=True) == []
     assert repair(tmp_path, embedded=True) == []
     Store(tmp_path / "preferences.sqlite").close()
+    asyncio.run(knowledge(tmp_path))
     with EmbeddedRedis(tmp_path / "redis") as server:
         assert server.keys() == 0
 
@@ -94,3 +104,11 @@ def test_a_command_that_is_told_to_end_ends_the_redis_that_it_has_started(tmp_pa
         running.terminate()
     assert running.returncode == 128 + signal.SIGTERM
     assert not server.is_running()
+
+
+def test_database_that_lost_its_log_is_put_aside(tmp_path: Path) -> None:
+    asyncio.run(knowledge(tmp_path))
+    store_marker.mark_filled(tmp_path / "knowledge.sqlite")
+    assert dict(damages(tmp_path, embedded=False)).keys() == {"knowledge"}
+    assert "knowledge.sqlite was damaged" in repair(tmp_path, embedded=False)[0]
+    asyncio.run(knowledge(tmp_path))
