@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from services.knowledge.extract import MOST_TURNS, Extractor
+from services.knowledge.extract import Extractor
 from services.knowledge.graph import Graph
 from services.knowledge.ingest import Hook, Ingest
 from services.knowledge.keeping import kinds
@@ -29,8 +29,8 @@ from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 
 _LOOK_SECONDS = 5.0
-# Fewer than there are slots: what waits for the model, or for a graph that is away, must leave some for the tools.
-_LIMIT = MOST_TURNS
+# Messages of a subject at a time: those that wait for the model or a server leave slots for the tools.
+_LIMIT = 6
 
 
 def builder(*fault: Hook) -> Any:

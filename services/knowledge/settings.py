@@ -37,7 +37,7 @@ class KnowledgeSettings(BackendSettings, PreemptionSettings):
     )
     extract: bool = Field(default=True, description="Read facts from what is said")
     model: str = Field(default="gemma4:e4b", min_length=1, description="Model that reads facts")
-    extract_timeout: float = Field(default=60.0, gt=0, le=600, description="Seconds for reading a few turns")
+    extract_timeout: float = Field(default=60.0, gt=0, le=600, description="Seconds for reading a turn")
     n_results: int = Field(default=20, ge=1, le=200, description="Most facts given to the model")
     hops: int = Field(
         default=2, ge=1, le=2, description="1: facts about what is asked for; 2: also about what those name"

@@ -42,14 +42,11 @@ STARTS_WITHIN, COMES_WITHIN, FROZEN = 60.0, 90.0, 2.0
 PAUSE = 0.4
 _GET_VERSION = Statement("", "MATCH (u:KnowledgeUser {id: 'ann'}) RETURN u.version AS n")
 _SET_VERSION = Statement("", "MERGE (u:KnowledgeUser {id: 'ann'}) SET u.version = $n")
-# The model reads one turn after the other, each as it stands.
 READ = """
 rules:
-  - when: {system: "You read turns of conversations", user: "(?m)^Turn 2 [(]"}
-    respond: {text: "One turn after the other."}
   - when: {system: "You read turns of conversations", user: "My friend ([a-zA-Z]+) lives in"}
     respond:
-      text: '{"facts": [{"turn": 1, "subject": "<<1>>", "subject_kind": "person", "relation": "lives in",
+      text: '{"facts": [{"subject": "<<1>>", "subject_kind": "person", "relation": "lives in",
         "object": "Lyon", "object_kind": "place", "holds": "is", "since": "", "until": ""}]}'
   - respond: {text: "That is good to know."}
 """

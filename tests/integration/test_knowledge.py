@@ -20,7 +20,7 @@ NOTHING = ["No facts found in the knowledge graph."]
 
 
 def fact(subject: str, relation: str, object_: str, **values: Any) -> dict[str, Any]:
-    return {"turn": 1, "subject": subject, "subject_kind": "person", "relation": relation, "object": object_,
+    return {"subject": subject, "subject_kind": "person", "relation": relation, "object": object_,
             "object_kind": "place", "holds": "is", "since": "", "until": "", **values}  # fmt: skip
 
 

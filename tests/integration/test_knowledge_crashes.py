@@ -19,9 +19,9 @@ from shared.testing.model_server import ScriptedModelServer
 FACTS = orjson.dumps(
     {
         "facts": [
-            {"turn": 1, "subject": "Anna", "subject_kind": "person", "relation": "lives in", "object": "Lyon",
+            {"subject": "Anna", "subject_kind": "person", "relation": "lives in", "object": "Lyon",
              "object_kind": "place", "holds": "is", "since": "", "until": ""},
-            {"turn": 1, "subject": "Anna", "subject_kind": "person", "relation": "plays", "object": "chess",
+            {"subject": "Anna", "subject_kind": "person", "relation": "plays", "object": "chess",
              "object_kind": "thing", "holds": "is", "since": "", "until": ""},
         ]
     }
