@@ -69,7 +69,7 @@ test-fast: $(DEV_STAMP) ## the tests without the slow ones and without the real 
 	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow and not model' $(ARGS)
 
 test-bus: $(DEV_STAMP) ## the bus's promises against one server: SERVER=valkey, redis, redis8, cluster[:SERVER] or a path
-	@BUS_SERVER='$(SERVER)' $(PY) -m pytest tests/contract/bus --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@BUS_SERVER='$(SERVER)' LOCAL2_KEY_PREFIX='$(if $(filter cluster%,$(SERVER)),{local2}:)' $(PY) -m pytest tests/contract/bus --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-clients: $(DEV_STAMP) ## stock clients of OpenAI's API, each in an environment of its own (docs/clients.md)
 	@$(PY) tests/clients/run.py $(ARGS)

@@ -9,7 +9,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from shared.contracts import PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, Subject
+from shared.contracts import SUBJECTS, TOOL_REQUEST, TOOL_RESULT, Subject
+from shared.key_prefix import PREFIX
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "asyncapi.yaml"
 _PLACE = "#/components/schemas/{model}"

@@ -18,8 +18,8 @@ from pydantic_core import to_json
 
 from shared.envelope import Envelope
 from shared.errors import DecodeError
+from shared.key_prefix import PREFIX
 
-PREFIX = "local2:"
 MCP = "mcp"  # the participant that serves the tools of MCP servers
 MAX_QUERY_CHARS = 400_000
 # The text that the model reads for a message of files alone; clients get an empty text.

@@ -31,9 +31,16 @@ if [ -n "$(for name in $tools; do printenv "$name"; done | sort | uniq -d)" ]; t
 		"(make env adds to .env what is missing there)" >&2
 fi
 
+prefix=${LOCAL2_KEY_PREFIX:-local2:}
+if ! printf '%s' "$prefix" | grep -Eqx '[A-Za-z0-9_.-]+:|\{[A-Za-z0-9_.-]+\}:'; then
+	echo "LOCAL2_KEY_PREFIX is '$prefix'; set it to a name and a colon, such as local2: (the default), or {local2}:" >&2
+	exit 1
+fi
+
 # One line per user, without comments; the passwords never appear in a command line.
-awk -v tools="$tools" '
+awk -v tools="$tools" -v prefix="$prefix" '
 	function write_user(rules, user, password) {
+		gsub("local2:", prefix, rules)
 		gsub("WEB_TOOL", user, rules)
 		gsub("TOOL_PASSWORD", password, rules)
 		printf "%s\n", rules

@@ -17,7 +17,7 @@ from services.gateway.http.gateway import Gateway
 from services.gateway.http.keys import ADMIN, Principal
 from services.gateway.queries.retention import retention
 from services.gateway.settings import GatewaySettings
-from shared.bus import open_bell
+from shared.bus import open_subscriber
 from shared.errors import SettingsError, TransientError
 from shared.participant.background import supervised_tasks
 from shared.participant.service import open_context, run_main
@@ -115,9 +115,9 @@ async def _attached(gateway: Gateway, settings: GatewaySettings, port: int) -> N
         open_context(
             PARTICIPANT, settings, metrics=gateway.metrics_text, patient=False, opened=gateway.waits_for
         ) as context,
-        open_bell(context.bus) as bell,
+        open_subscriber(context.bus) as journals,
     ):
-        gateway.attach(context, bell)
+        gateway.attach(context, journals)
         known = await _made_known(gateway)
         context.facts["address"] = f"{settings.host}:{settings.port}"
         context.state = "ready"

@@ -11,7 +11,7 @@ from typing import Any
 
 from shared.bus import Bus, Command, ReplyError, order
 from shared.bus.keys import stream_key
-from shared.bus.scripts import MENTIONING
+from shared.bus.scripts import FIND_BY_TEXT
 from shared.contracts import AGENT_TRANSITION, QUERY_CANCEL, TOOL_REQUEST, TOOL_RESULT, canonical_tool
 from shared.envelope import Envelope
 from shared.errors import DecodeError
@@ -139,7 +139,7 @@ class Crossed:
 
 
 def _mentioning(subject: str, since: str, text: str, count: int) -> Command:
-    return MENTIONING((stream_key(subject),), since, _END, text, count)
+    return FIND_BY_TEXT((stream_key(subject),), since, _END, text, count)
 
 
 def _asked(entry: JournalEntry) -> str:

@@ -16,7 +16,7 @@ INTERVAL = 0.02
 class Writer(Protocol):
     """A journal's; see JournalWriter."""
 
-    def send(self, items: Items, *, now: bool = False) -> Sent: ...
+    def send(self, items: Items) -> Sent: ...
 
     async def confirm(self, sent: Sent) -> None: ...
 
@@ -74,13 +74,13 @@ class DeltaPump:
         if not self._begun:
             self._begun = True
             self._beat.begun()
-            self._send(now=True)
+            self._send()
         elif self._sent is None and len(self._pieces) == 1:
             self._beat.next(self._send)
 
-    def _send(self, *, now: bool = False) -> None:
+    def _send(self) -> None:
         if self._sent is None and (items := self.rest()):
-            self._sent = sent = self._writer.send(items, now=now)
+            self._sent = sent = self._writer.send(items)
             sent.replies.add_done_callback(lambda _: self._answered(sent))
 
     def _answered(self, sent: Sent) -> None:

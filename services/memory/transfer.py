@@ -30,7 +30,7 @@ from starlette.routing import Route
 from services.memory.blobs import BlobsAway
 from services.memory.formats import FileRefused, clean_name
 from services.memory.incoming import Incoming, created
-from shared.bus.endpoint import Endpoint
+from shared.bus.server import Server
 from shared.errors import Local2Error, SettingsError
 from shared.participant.background import supervised_tasks
 from shared.participant.files import ABOUT_HEADER
@@ -356,10 +356,9 @@ async def open_endpoint(
 
 def towards(redis_url: str) -> str:
     """This host's address as the bus sees it."""
-    endpoint = Endpoint.parse(redis_url)
-    place = next(iter(endpoint.several), endpoint.server)
+    host, port = Server(redis_url).addresses[0]
     try:
-        family, _, _, _, target = socket.getaddrinfo(place.host, place.port or 6379, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])

@@ -1,37 +1,37 @@
 """Redis Streams with consumer groups: the only thing that participants share."""
 
-from shared.bus.bell import RING, Bell, open_bell
 from shared.bus.consumer import Consumer, Route
-from shared.bus.follow import START, Follower, Tail, next_page
-from shared.bus.link import Link
-from shared.bus.port import FULL, TOGETHER, BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
+from shared.bus.follow import START, Follower, StreamTailer, next_page
+from shared.bus.link import Connection
+from shared.bus.port import FULL, TOGETHER, BusFull, Command, ConnectionLost, Reply, ReplyError
+from shared.bus.scripts import Script
 from shared.bus.slots import Delivery, Limit
 from shared.bus.streams import Bus, Entry, grouping, order
+from shared.bus.subscriber import PUBLISH_ENTRY, JournalSubscriber, open_subscriber
 
 __all__ = [
     "FULL",
-    "RING",
+    "PUBLISH_ENTRY",
     "START",
     "TOGETHER",
-    "Bell",
     "Bus",
     "BusFull",
     "Command",
+    "Connection",
     "ConnectionLost",
     "Consumer",
     "Delivery",
     "Entry",
     "Follower",
+    "JournalSubscriber",
     "Limit",
-    "Link",
-    "Port",
     "Reply",
     "ReplyError",
     "Route",
     "Script",
-    "Tail",
+    "StreamTailer",
     "grouping",
     "next_page",
-    "open_bell",
+    "open_subscriber",
     "order",
 ]

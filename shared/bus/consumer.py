@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shared.bus.claims import Claims
 from shared.bus.dead_letters import dead_letter_command
 from shared.bus.keys import nothing_key
-from shared.bus.link import MOST_TRIES
+from shared.bus.link import MAX_ATTEMPTS
 from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
 from shared.bus.slots import Delivery, Limit, Slots
 from shared.bus.streams import Bus, entries
@@ -286,7 +286,7 @@ class Consumer:
                 continue
             except ConnectionLost as exc:
                 broken_connections += exc.broken
-                if broken_connections < MOST_TRIES:
+                if broken_connections < MAX_ATTEMPTS:
                     continue
                 reason, run_hook = f"its effects broke the connection to Redis {broken_connections} times", True
             except PermanentError as exc:

@@ -1,4 +1,4 @@
-"""Following a stream: every entry once, in order, however slow the reader is and whoever tells it of new ones."""
+"""Follow streams: every entry once and in order, however slow the reader is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NoReturn
 
-from shared.bus.endpoint import Server
 from shared.bus.port import ConnectionLost, ReplyError
 from shared.bus.streams import BEFORE_TOO_LATE, Bus, Entry, entries, order, size_of
 from shared.errors import BusUnavailable
@@ -20,25 +19,23 @@ log = get_logger()
 START = "0-0"
 Id = tuple[int, int]
 
-# So many streams are looked at in one write.
+# Streams that are polled in one write.
 _BATCH = 500
-# A read is answered at once where an entry is left out: it is not asked more often than this (seconds).
-_GLANCE = 0.1
-# What is kept for a reader that does not come for it, in bytes. Beyond that it finds the rest in the stream itself, so
-# that a slow client costs no more.
-_BEHIND = 262_144
-# Pages begin small, because an entry may be large; they grow as long as they stay below so many bytes.
+# Seconds between two reads of which all entries were dropped.
+_SHORT_WAIT_S = 0.1
+# Bytes of offered entries that a follower stores. Beyond that it reads them from the stream, so that a slow client
+# costs no more memory.
+_MAX_OFFERED_BYTES = 262_144
+# Entries of a page. Pages begin small, because an entry may be large, and grow while they are below _PAGE_BYTES.
 _FIRST_PAGE = 16
 _LARGEST_PAGE = 512
 _PAGE_BYTES = 262_144
 
 
-class Tail:
-    """Tells the followers of streams what is new. One server has a read that waits for all of them. In a cluster, where
-    none can, they are looked at now and then, all of them in one write.
+class StreamTailer:
+    """Report new entries of streams to their followers: one read waits for all streams of a process.
 
-    pause: seconds between two looks, and after which what somebody has begun to follow is waited for too. Who hears of
-    something sooner tells the followers, and notes it (see Bell).
+    pause: seconds after which the read begins again, with the streams that were added meanwhile.
     """
 
     pause = 0.25
@@ -46,162 +43,150 @@ class Tail:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self._followers: dict[str, list[Follower]] = {}
-        # stream → the newest entry of which its followers have been told, or behind which the last to come begins
-        self._told: dict[str, str] = {}
+        # stream → the newest entry that its followers know of, or the one after which the newest follower begins
+        self._cursor: dict[str, str] = {}
         self._followed = asyncio.Event()
 
     def follow(self, stream: str, after: str = START, *, new: bool = False) -> Follower:
-        """A follower of a stream from just after an id; close it when done. new: nothing is expected to be there; a
-        read is saved when that is so."""
+        """Return a follower of a stream from just after an id; close it when done.
+
+        new: the stream is expected to be empty, which saves a read.
+        """
         return Follower(self, stream, after, new=new)
 
-    def join(self, follower: Follower) -> None:
-        """The follower has read its stream to the end: from now on it is told of what comes."""
+    def add(self, follower: Follower) -> None:
+        """The follower has read its stream to the end: report new entries to it from now on."""
         stream, position = follower.stream, follower.position
         self._followers.setdefault(stream, []).append(follower)
-        self._told[stream] = min(self._told.get(stream, position), position, key=order)
+        self._cursor[stream] = min(self._cursor.get(stream, position), position, key=order)
         self._followed.set()
 
-    def leave(self, follower: Follower) -> None:
-        """It wants nothing more, and may never have joined."""
+    def remove(self, follower: Follower) -> None:
+        """Stop reporting to a follower, also to one that was never added."""
         followers = self._followers.get(follower.stream, [])
         if follower in followers:
             followers.remove(follower)
             if not followers:
-                del self._followers[follower.stream], self._told[follower.stream]
+                del self._followers[follower.stream], self._cursor[follower.stream]
         if not self._followers:
             self._followed.clear()
 
-    def look(self, stream: str) -> bool:
-        """There may be something new in the stream; False when nobody follows it."""
-        followers = self._followers.get(stream, ())
-        for follower in followers:
-            follower.look()
-        return bool(followers)
+    def wake(self, stream: str) -> None:
+        """Have the followers of a stream read it: there may be new entries."""
+        for follower in self._followers.get(stream, ()):
+            follower.wake()
 
     async def run(self) -> NoReturn:
-        """Reads until cancelled."""
-        if not self.bus.link.one_server:
-            await self.watch()
-        async with self.bus.line("", "tail") as line:
+        """Read until cancelled."""
+        async with self.bus.dedicated("tail") as connection:
             while True:
                 await self._followed.wait()
                 block = int(1000 * self.pause)
-                read = ("XREAD", "COUNT", _FIRST_PAGE, "BLOCK", block, "STREAMS", *self._told, *self._told.values())
+                read = ("XREAD", "COUNT", _FIRST_PAGE, "BLOCK", block, "STREAMS", *self._cursor, *self._cursor.values())
                 try:
-                    reply = await line.call(*read, retry=False, block=self.pause)
+                    reply = await connection.call(*read, retry=False, block=self.pause)
                 except ConnectionLost:
                     continue
                 except ReplyError:
-                    # one of them is no stream: each is asked by itself
+                    # One of the keys is no stream: each is read by itself.
                     await asyncio.sleep(self.pause)
-                    await self._look_around()
+                    await self.poll()
                     continue
-                told = [self._tell(name.decode(), self.bus.sane(entries(rows))) for name, rows in reply or ()]
-                if reply and not any(told):
-                    # what its readers leave out
-                    await asyncio.sleep(_GLANCE)
+                found = [self._report(name.decode(), self.bus.sane(entries(rows))) for name, rows in reply or ()]
+                if reply and not any(found):
+                    # All entries were dropped: the next read would return at once, too.
+                    await asyncio.sleep(_SHORT_WAIT_S)
 
-    async def watch(self) -> NoReturn:
-        """Looks until cancelled."""
-        while True:
-            await self._followed.wait()
-            await asyncio.sleep(self.pause)
-            await self._look_around()
-
-    async def _look_around(self) -> None:
-        servers: dict[Server | None, list[str]] = {}
-        for stream in self._told:
-            servers.setdefault(self.bus.link.server_of(stream), []).append(stream)
-        # a node that does not answer must not keep the others from being asked
-        await asyncio.gather(*(self._ask(streams) for streams in servers.values()))
-
-    async def _ask(self, streams: Sequence[str]) -> None:
+    async def poll(self) -> None:
+        """Ask for the newest entry of every followed stream, without waiting for new ones."""
+        streams = list(self._cursor)
         with contextlib.suppress(TimeoutError, BusUnavailable, ConnectionLost):
             async with asyncio.timeout(self.bus.block):
                 for start in range(0, len(streams), _BATCH):
-                    await self._ask_some(streams[start : start + _BATCH])
+                    await self._poll(streams[start : start + _BATCH])
 
-    async def _ask_some(self, streams: Sequence[str]) -> None:
-        told = {stream: self._told[stream] for stream in streams if stream in self._told}
-        newest = [("XREVRANGE", stream, BEFORE_TOO_LATE, f"({after}", "COUNT", 1) for stream, after in told.items()]
+    async def _poll(self, streams: Sequence[str]) -> None:
+        cursors = {stream: self._cursor[stream] for stream in streams if stream in self._cursor}
+        newest = [("XREVRANGE", stream, BEFORE_TOO_LATE, f"({after}", "COUNT", 1) for stream, after in cursors.items()]
         until = asyncio.get_running_loop().time() + self.pause
-        for stream, reply in zip(told, await self.bus.link.submit(newest, False, until=until), strict=True):
-            # a key that is no stream has nothing to say
+        for stream, reply in zip(cursors, await self.bus.link.submit(newest, False, until=until), strict=True):
+            # A key that is no stream has no entries.
             if not isinstance(reply, ReplyError):
-                self._tell(stream, entries(reply))
+                self._report(stream, entries(reply))
 
-    def _tell(self, stream: str, found: Sequence[Entry]) -> bool:
-        """Has the followers of a stream look at it, for the newest entries; False when there are none."""
-        if found and stream in self._told:
-            self._told[stream] = found[-1][0]
-            self.look(stream)
+    def _report(self, stream: str, found: Sequence[Entry]) -> bool:
+        """Wake the followers of a stream for its newest entries. Return False when there are none."""
+        if found and stream in self._cursor:
+            self._cursor[stream] = found[-1][0]
+            self.wake(stream)
         return bool(found)
 
 
 class Follower:
-    """One reader's position in one stream, which goes on without gaps or repeats. new: the stream is not read before
-    the tail has been joined, which has it looked at then."""
+    """One reader's position in one stream: every entry once and in order.
 
-    def __init__(self, tail: Tail, stream: str, after: str, *, new: bool = False) -> None:
-        self._tail = tail
+    new: the stream is first read when the tailer wakes this follower.
+    """
+
+    def __init__(self, tailer: StreamTailer, stream: str, after: str, *, new: bool = False) -> None:
+        self._tailer = tailer
         self.stream = stream
-        # what was handed out last
+        # the id of the last entry that `next` returned
         self.position = after
         self._at = order(after)
-        # what was offered: entries that follow each other directly
+        # offered entries, each the direct successor of the one before
         self._offered: deque[tuple[Id, Entry]] = deque()
         self._bytes = 0
-        # the stream may hold what nobody has offered
+        # whether the stream may have entries that were not offered
         self._missing = not new
-        self._joined = False
+        self._added = False
         self._waiter: asyncio.Future[None] | None = None
         self._page = _FIRST_PAGE
-        # the page on its way, and whether something was offered before it was asked for
+        # the page that is being read, and whether entries had been offered before that
         self._reading: asyncio.Task[list[Entry]] | None = None
         self._expected = False
 
     @property
     def reading(self) -> bool:
-        """A page of the stream is on its way; not while Redis is away."""
-        return self._reading is not None and not self._tail.bus.link.trouble
+        """Whether a page of the stream is being read; False while Redis is away."""
+        return self._reading is not None and not self._tailer.bus.link.trouble
 
     def offer(self, at: Id, entry: Entry, size: int) -> None:
-        """Called with an entry as it is added, where ids are dense (see Bell). `size`: its bytes."""
+        """Take an entry as it is written to a stream with dense ids (see JournalSubscriber). size: in bytes."""
         if self._missing:
             return
         if self._offered and self._offered[-1][0] != directly_before(at):
             self._clear()
         self._offered.append((at, entry))
         self._bytes += size
-        if self._bytes > _BEHIND and len(self._offered) > 1:
+        if self._bytes > _MAX_OFFERED_BYTES and len(self._offered) > 1:
             self._clear()
             self._missing = True
-        self._wake()
+        self._resume()
 
-    def look(self) -> None:
-        """Called when there may be something in the stream."""
+    def wake(self) -> None:
+        """Read the stream: it may have new entries."""
         self._missing = True
         self._clear()
-        self._wake()
+        self._resume()
 
-    def _wake(self, *_: object) -> None:
+    def _resume(self, *_: object) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def next(self, within: float = math.inf) -> list[Entry]:
-        """The entries since the last call; waits for them. Empty when none came within so many seconds."""
+        """Wait for entries and return those since the last call; empty when none came within so many seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + within
-        while not (found := self._taken()) and loop.time() < until:
+        while not (found := self._take()) and loop.time() < until:
             if self._reading is None and (self._missing or self._offered):
                 self._read()
-            elif self._reading is None and not self._joined:
-                self._joined = True
-                self._tail.join(self)
+            elif self._reading is None and not self._added:
+                self._added = True
+                self._tailer.add(self)
                 continue
             self._waiter = loop.create_future()
-            limit = loop.call_at(until, self._wake) if until < math.inf else None
+            limit = loop.call_at(until, self._resume) if until < math.inf else None
             try:
                 await self._waiter
             finally:
@@ -209,10 +194,10 @@ class Follower:
                     limit.cancel()
         return found
 
-    def _taken(self) -> list[Entry]:
-        """The page that has come, or what was offered, unless something before it is missing."""
+    def _take(self) -> list[Entry]:
+        """Return the page that was read, or the offered entries unless an earlier one is missing."""
         if self._reading is not None:
-            return self._page_read(self._reading) if self._reading.done() else []
+            return self._take_page(self._reading) if self._reading.done() else []
         if not self._offered or directly_before(self._offered[0][0]) > self._at:
             return []
         found = [entry for at, entry in self._offered if at > self._at]
@@ -222,19 +207,19 @@ class Follower:
         return found
 
     def _read(self) -> None:
-        """Asks for the next page of the stream. Where its reader does not wait so long, it is there next time: a large
-        one on a slow line would never come, asked for anew each time."""
+        """Begin to read the next page. If `next` returns before, the page is there the next time: asked for anew each
+        time, a large one on a slow link would never arrive."""
         self._missing, self._expected = False, bool(self._offered)
-        page = self._tail.bus.range(self.stream, f"({self.position}", count=self._page)
+        page = self._tailer.bus.range(self.stream, f"({self.position}", count=self._page)
         self._reading = asyncio.create_task(page)
-        self._reading.add_done_callback(self._wake)
+        self._reading.add_done_callback(self._resume)
 
-    def _page_read(self, reading: asyncio.Task[list[Entry]]) -> list[Entry]:
+    def _take_page(self, reading: asyncio.Task[list[Entry]]) -> list[Entry]:
         self._reading = None
         try:
-            found = self._tail.bus.sane(reading.result())
+            found = self._tailer.bus.sane(reading.result())
         except ReplyError as exc:
-            # no stream: whatever has taken its place, there is nothing to read
+            # The key has another type: it has no entries.
             log.error("bus.not_a_stream", stream=self.stream, error=str(exc))
             found = []
         except BaseException:
@@ -242,8 +227,8 @@ class Follower:
             raise
         if not found:
             if self._expected:
-                # gone again; what came while this was read is found by the next read
-                self.look()
+                # The offered entries are gone again; the next read finds those that were written meanwhile.
+                self.wake()
             return []
         if len(found) == self._page:
             self._missing = True
@@ -258,19 +243,19 @@ class Follower:
 
     def close(self) -> None:
         if self._reading is not None and not self._reading.cancel() and not self._reading.cancelled():
-            # what came of it, nobody asks any more
+            # Mark its error as seen.
             self._reading.exception()
-        self._tail.leave(self)
+        self._tailer.remove(self)
 
 
 def directly_before(at: Id) -> Id:
-    """The id behind which an entry comes directly. A journal's first entry is 1-1."""
+    """Return the id of the entry directly before another one. The first entry of a journal is 1-1."""
     epoch, number = at
     return (0, 0) if at == (1, 1) else (epoch, number - 1)
 
 
 def next_page(found: Sequence[Entry], count: int) -> int:
-    """How many entries to ask for next, after a page of so many at most."""
+    """Return how many entries the next page should have, after a page of at most `count`."""
     size = sum([size_of(entry) for entry in found])
     wanted = count * 4 if len(found) == count else count
     return max(1, min(_LARGEST_PAGE, wanted, _PAGE_BYTES * len(found) // (size + 1)))

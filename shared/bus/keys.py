@@ -1,7 +1,7 @@
 """Every key there is in Redis: its form, what it is, who writes it and how long it stays; and the builder of each.
 
-A part in angle brackets is filled in. The part in braces is the hash tag: keys with the same one lie in one hash slot
-of a Redis Cluster, so that one script can change them together. The table in docs/bus.md is made from this file.
+A part in angle brackets is filled in. Every key begins with the deployment's prefix (`shared/key_prefix.py`): on a
+server in cluster mode its hash tag puts all keys into one slot. The table in docs/bus.md is made from this file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Literal
 
 from shared.contracts import (
     DEAD_LETTER,
-    PREFIX,
     QUERY_RECEIVED,
     REWARD_EVENT,
     SUBJECTS,
@@ -23,6 +22,7 @@ from shared.contracts import (
     is_untrusted,
 )
 from shared.errors import DecodeError
+from shared.key_prefix import PREFIX
 
 Kind = Literal["stream", "string", "hash", "set", "sorted set"]
 
@@ -43,7 +43,7 @@ _FORMS = {
     "name": r".+",
     # as an engram tells it, also where it is of no query
     "said": r".*",
-    "stream": r"[^{}]+",
+    "stream": rf"(?:{re.escape(PREFIX)})?[^{{}}]+",
     "sums": r"counts|sums",
 }
 
@@ -64,9 +64,10 @@ class Family:
     lasting: bool = False
 
     def __call__(self, *parts: str) -> str:
-        """A key. Raises DecodeError for a part that would move it to another hash slot."""
-        for part, tagged in zip(parts, self._tagged, strict=True):
-            if tagged and (not part or "{" in part or "}" in part):
+        """Return a key. Raises DecodeError for a part in braces that is empty or has braces itself."""
+        for part, braced in zip(parts, self._braced, strict=True):
+            own = part.removeprefix(PREFIX)
+            if braced and (not own or "{" in own or "}" in own):
                 raise DecodeError(f"{part!r} cannot be part of a key like {self.pattern}")
         return self._form % parts
 
@@ -80,19 +81,14 @@ class Family:
         """For SCAN: all keys of this family, and perhaps others."""
         return _PLACE.sub("*", self.pattern)
 
-    @property
-    def tag(self) -> str | None:
-        """What decides on the hash slot; None when it is the whole key."""
-        match = re.search(r"\{(.+?)\}", self.pattern)
-        return None if match is None else match[1]
-
     @cached_property
     def _form(self) -> str:
         return _PLACE.sub("%s", self.pattern)
 
     @cached_property
-    def _tagged(self) -> tuple[bool, ...]:
-        return tuple(f"<{name}>" in (self.tag or "") for name in _PLACE.findall(self.pattern))
+    def _braced(self) -> tuple[bool, ...]:
+        before = [self.pattern[: match.start()] for match in _PLACE.finditer(self.pattern)]
+        return tuple(text.count("{") > text.count("}") for text in before)
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
@@ -180,7 +176,6 @@ grade_key = _family("grade:<response_id>", "string", "the grade of an answer, as
     owner="critic", expires="`retention`")
 verdict_key = _family("verdict:<query_id>", "string", "the comparison of the two answers, asked for once",
     owner="critic", expires="`retention`")
-# One hash slot: the script that brings them together makes room by removing other pairs.
 pair_key = _family("pairs:{pairs}:<query_id>", "hash",
     "the two answers that are to be compared, and whose entry compares them; or that nothing more is expected",
     owner="critic", expires="an hour, or `retention` if that is shorter")
@@ -303,9 +298,8 @@ def quota_kind(key: bytes) -> bytes | None:
 
 def table() -> str:
     """All families, for the docs."""
-    lines = ["| key | type | what | written by | expires | slot |", "|---|---|---|---|---|---|"]
+    lines = ["| key | type | what | written by | expires |", "|---|---|---|---|---|"]
     for family in FAMILIES:
-        slot = "its own" if family.tag is None else f"`{family.tag}`"
-        cells = (f"`{family.pattern}`", family.kind, family.what, family.owner, family.expires, slot)
+        cells = (f"`{family.pattern}`", family.kind, family.what, family.owner, family.expires)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

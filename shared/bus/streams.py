@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from shared.bus.clock import BusClock
-from shared.bus.cluster import ClusterLink
-from shared.bus.cluster_reads import ClusterReader
-from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
-from shared.bus.link import Link
-from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked, load_scripts
-from shared.bus.scripts import DROP_EXCESS, PUBLISH_ONCE, REAP, UNOWNED_CONSUMER, UNREAD
-from shared.bus.sentinel import SentinelLink, Sentinels
+from shared.bus.link import Connection
+from shared.bus.port import Command, ConnectionLost, Reply, ReplyError
+from shared.bus.scripts import DROP_EXCESS, PUBLISH_ONCE, REMOVE_IDLE_CONSUMERS, UNOWNED_CONSUMER, UNREAD, load_scripts
+from shared.bus.server import Server
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, Outgoing, Subject
 from shared.telemetry.logging import get_logger
 
@@ -49,40 +46,25 @@ Entry = tuple[str, list[bytes]]
 
 
 class Bus:
-    """A process's access to Redis: `link` for commands, `pulse` for signs of life, which must not wait behind a long
-    message, `reader` for blocking group reads; and a `line` for each further read that waits.
+    """A process's access to Redis, over three connections however many queries or clients the process serves.
 
-    The number of connections is these three, however many queries or clients the process serves; with a Redis Cluster
-    two per master, and one per work stream that is read.
+    link: for commands. pulse: for heartbeats, which must not wait behind a long message. reader: for blocking group
+    reads. Each further read that blocks has a `dedicated` connection.
     """
 
-    link: Port
-    pulse: Port
-    reader: Link | ClusterReader
-
     def __init__(self, url: str, source: str, *, timeout: float = 5.0, retention: int = RETENTION) -> None:
-        """Raises SettingsError when the URL has none of the forms that there are."""
+        """Raises SettingsError when the URL has none of the known forms."""
         self.source = source
         self._retention = retention
         self.timeout = timeout
-        # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
+        # Seconds that a blocking read waits: its lost reply is noticed this much later than another one.
         self.block = min(2.0, 2 * timeout)
         self._clock = BusClock()
-        endpoint = Endpoint.parse(url)
-        # whether the URL says which of the server's users this is; one without users lets everybody do everything
-        self.users = endpoint.server.username not in (None, "default")
-        commands, pulse, groups = (f"{source}:{kind}" for kind in ("commands", "pulse", "groups"))
-        if endpoint.kind == "cluster":
-            cluster = ClusterLink(endpoint, name=commands, timeout=timeout)
-            self.link, self.pulse = cluster, ClusterLink(endpoint, name=pulse, timeout=timeout)
-            self.reader = ClusterReader(cluster, name=groups)
-        else:
-            link = (
-                SentinelLink(Sentinels(endpoint), name=commands, timeout=timeout, clock=self._clock)
-                if endpoint.kind == "sentinel"
-                else Link(endpoint.server, name=commands, timeout=timeout, clock=self._clock)
-            )
-            self.link, self.pulse, self.reader = link, link.line("", pulse), link.line("", groups)
+        self.server = Server(url)
+        # Whether the URL names one of the server's users; a server without users permits everything.
+        self.users = self.server.username not in (None, "default")
+        self.link = Connection(self.server, name=f"{source}:commands", timeout=timeout, clock=self._clock)
+        self.pulse, self.reader = self.dedicated("pulse"), self.dedicated("groups")
         # event stream → entries since this process cut it, a large one counted as several; its first always cuts
         self._uncut: dict[str, int] = {}
         self._stack = AsyncExitStack()
@@ -96,14 +78,12 @@ class Bus:
         await self._stack.aclose()
 
     async def unblock(self) -> bool:
-        """Ends the group read in progress; False when it does not wait in Redis."""
-        if isinstance(self.reader, ClusterReader):
-            return await self.reader.unblock()
+        """End the group read in progress. Return False when it does not block in Redis."""
         return bool(await self.pulse.call("CLIENT", "UNBLOCK", self.reader.client_id))
 
-    def line(self, stream: str, kind: str) -> Port:
-        """See Port.line."""
-        return self.link.line(stream, f"{self.source}:{kind}")
+    def dedicated(self, kind: str) -> Connection:
+        """Return a further connection, for a read that blocks; `async with` opens it."""
+        return self.link.dedicated(f"{self.source}:{kind}")
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,9 +125,8 @@ class Bus:
         return bool(await self.link.call("PEXPIRE", key, ms))
 
     async def keep_scripts(self) -> None:
-        """Loads the scripts that Redis has lost, for those who may not (see Script)."""
-        for place in await self.pulse.places():
-            await load_scripts(partial(self.pulse.at_place, place))
+        """Load the scripts that Redis has lost, also for users that may not load any (see Script)."""
+        await load_scripts(self.pulse.pipe_raw)
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -219,17 +198,13 @@ class Bus:
         return {} if isinstance(rows, ReplyError) else {row["name"].decode(): row for row in map(named, rows)}
 
     async def scan(self, pattern: str | bytes) -> AsyncIterator[list[bytes]]:
-        """Pages of the keys that match, some of them empty, with keys that come twice; the server is never busy with it
-        for long."""
-        for place in await self.link.places():
-            cursor = b"0"
-            while True:
-                scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
-                (page,) = await self.link.at_place(place, [scan])
-                cursor, keys = checked(page)
-                yield keys
-                if cursor == b"0":
-                    break
+        """Yield pages of the keys that match. A page may be empty, and a key may come twice."""
+        cursor = b"0"
+        while True:
+            cursor, keys = await self.link.call("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
+            yield keys
+            if cursor == b"0":
+                break
 
     async def range(self, stream: str, start: str = "-", end: str = "+", count: int | None = None) -> list[Entry]:
         """Entries between two ids, both included unless prefixed by `(`."""
@@ -332,7 +307,7 @@ class Bus:
         """The groups of a stream of which no consumer has given a sign of life for so long. Silent consumers that
         hold nothing are removed."""
         names = list(await self.groups(subject.stream))
-        heard = await self.link.pipe_raw([REAP((subject.stream,), name, silent_ms) for name in names])
+        heard = await self.link.pipe_raw([REMOVE_IDLE_CONSUMERS((subject.stream,), name, silent_ms) for name in names])
         return [name for name, count in zip(names, heard, strict=True) if count == 0]
 
     async def drop_excess_consumers(self, stream: str) -> None:

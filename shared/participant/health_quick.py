@@ -12,7 +12,9 @@ import socket
 from typing import IO, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-_INDEX = "local2:replicas"
+from shared.key_prefix import PREFIX
+
+_INDEX = f"{PREFIX}replicas"
 
 
 class Announced(NamedTuple):
@@ -61,7 +63,7 @@ def announced(url: str, participant: str, patience: float) -> list[Announced]:
             ask("SELECT", str(database))
         names = [member.decode() for member in ask("ZRANGE", _INDEX, "0", "-1")]
         own = [name.partition("/")[2] for name in names if name.startswith(f"{participant}/")]
-        found = [(replica, ask("GET", f"local2:replica:{participant}:{replica}")) for replica in own]
+        found = [(replica, ask("GET", f"{PREFIX}replica:{participant}:{replica}")) for replica in own]
     return [_read(participant, replica, value) for replica, value in found if value is not None]
 
 

@@ -63,12 +63,11 @@ class Inbox:
 
     async def run(self, bus: Bus) -> None:
         """Reads until cancelled: one read waits for what comes."""
-        async with bus.line(self.stream, "inbox") as line:
-            several = False
+        async with bus.dedicated("inbox") as connection:
             while True:
                 read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(bus.block * 1000), "STREAMS", self.stream, self.read)
                 try:
-                    reply = await line.call(*read, retry=False, block=bus.block, now=several)
+                    reply = await connection.call(*read, retry=False, block=bus.block)
                 except ConnectionLost:
                     continue
                 except ReplyError as exc:
@@ -77,8 +76,6 @@ class Inbox:
                     continue
                 found = entries(reply[0][1]) if reply else []
                 readable = bus.sane(found)
-                # while their callers go on, the next read is under way; one by itself goes on first
-                several = len(readable) > 1
                 for entry_id, fields in readable:
                     self._take(entry_id, fields)
                 if readable is not found:

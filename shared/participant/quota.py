@@ -32,10 +32,10 @@ async def enforce_quota(bus: Bus) -> int:
     Only keys that untrusted workers may write. The next heartbeat writes registry entries again, a repeated call its
     result. Of dead letters the oldest are removed.
     """
-    limits = [limit for used, limit in await memory(bus) if used >= SCARCE * limit]
-    if not limits:
+    usage = await memory(bus)
+    if usage is None or usage[0] < SCARCE * usage[1]:
         return 0
-    quota = max(int(min(limits) * _QUOTA_SHARE), _MIN_QUOTA_BYTES)
+    quota = max(int(usage[1] * _QUOTA_SHARE), _MIN_QUOTA_BYTES)
     kinds: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
     async for raw in bus.scan(OURS):
         found = [(kind, key) for key in raw if (kind := quota_kind(key)) is not None]

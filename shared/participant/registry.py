@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command, Port, ReplyError, grouping
+from shared.bus import Bus, Command, Connection, ReplyError, grouping
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.bus.port import NO_WRITES, checked
 from shared.bus.streams import named
@@ -111,12 +111,12 @@ def leaving(participant: str, replica: str) -> list[Command]:
     return [("DEL", replica_key(participant, replica)), ("ZREM", REPLICAS, f"{participant}/{replica}")]
 
 
-async def repair_index(port: Port) -> None:
+async def repair_index(connection: Connection) -> None:
     """Remove an index whose key has another type; heartbeats write it again."""
     for key, kind in ((REPLICAS, b"zset"), (KNOWN_TOOLS, b"set")):
-        if await port.call("TYPE", key) not in (kind, b"none"):
+        if await connection.call("TYPE", key) not in (kind, b"none"):
             log.error("registry.index_overwritten", key=key)
-            await port.call("DEL", key)
+            await connection.call("DEL", key)
 
 
 # A stack has started after so many seconds; meanwhile its participants look so often who else is there.

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 
 from shared.bus import Bus, BusFull
-from shared.bus.port import checked
 from shared.errors import TransientError
 
 # Bytes. A message of at most this size is never refused here.
 LARGE = 65_536
-# Share of a server's memory limit above which no large message is accepted.
+# Share of the server's memory limit above which no large message is accepted.
 SCARCE = 0.75
 # Share of the limit for the unfinished large messages of one user in one process, and its minimum in bytes: two of the
 # largest request bodies.
@@ -35,16 +34,11 @@ class TooMuchUnderWay(TransientError):
 UnderWay = Callable[[Collection[str]], Awaitable[Collection[str]]]
 
 
-async def memory(bus: Bus) -> list[tuple[int, int]]:
-    """Return (used, limit) in bytes of each master that has a memory limit."""
-    found = []
-    for place in await bus.link.places():
-        (about,) = await bus.link.at_place(place, [("INFO", "memory")])
-        text = checked(about).decode()
-        used, limit = (_figure(text, name) for name in ("used_memory", "maxmemory"))
-        if limit:
-            found.append((used, limit))
-    return found
+async def memory(bus: Bus) -> tuple[int, int] | None:
+    """Return the used memory and the limit of Redis, in bytes; None without a limit."""
+    text = (await bus.link.call("INFO", "memory")).decode()
+    used, limit = (_figure(text, name) for name in ("used_memory", "maxmemory"))
+    return (used, limit) if limit else None
 
 
 def _figure(text: str, name: str) -> int:
@@ -76,8 +70,9 @@ class LargeMessages:
         # Count before asking Redis: of concurrent messages, each is checked against the earlier ones.
         self._sizes.setdefault(user_id, {})[name] = size
         try:
-            limits = await memory(self._bus)
-            for used, limit in limits:
+            found = await memory(self._bus)
+            if found is not None:
+                used, limit = found
                 await self._check_share(user_id, name, max(int(limit * _OF_ONE_USER), _AT_LEAST))
                 # Redis holds a message at most twice: as an entry, and in a record or a reply.
                 if used + 2 * (size + self._unwritten()) > SCARCE * limit:
@@ -88,7 +83,7 @@ class LargeMessages:
         except BaseException:
             self.ended(user_id, name)
             raise
-        if not limits:
+        if found is None:
             self.ended(user_id, name)
             return
         self._admitted.append((asyncio.get_running_loop().time(), size))

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, ReplyError, Route, Tail
+from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, ReplyError, Route, StreamTailer
 from shared.bus.keys import inbox_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, AnyPayload, Outgoing, Subject
 from shared.envelope import Envelope, Message, now_ms
@@ -64,7 +64,7 @@ class Context(Generic[S]):
         self.bus = bus
         self.inbox = inbox_key(participant, replica)
         self._inbox = Inbox(self.inbox)
-        self.tail = Tail(bus)
+        self.tail = StreamTailer(bus)
         self.registry = Registry(bus, settings.heartbeat)
         self.facts: dict[str, Any] = {}
         self.tools: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from shared.bus import START, Command, Delivery, Entry, Route
 from shared.bus.keys import result_key
-from shared.bus.scripts import MENTIONING
+from shared.bus.scripts import FIND_BY_TEXT
 from shared.contracts import (
     QUERY_CANCEL,
     TOOL_ALIASES,
@@ -279,7 +279,7 @@ class ToolWork(Generic[A]):
         after = "-"
         while after:
             found = await bus.link.call(
-                *MENTIONING((self.stream,), after, message.entry_id, request.call_id, _LOOKED_AT)
+                *FIND_BY_TEXT((self.stream,), after, message.entry_id, request.call_id, _LOOKED_AT)
             )
             after = found[0].decode()
             for entry_id in found[1:]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import orjson
 
-from shared.bus import Bus, ReplyError, Script, order
+from shared.bus import Bus, ReplyError, order
 from shared.bus.dead_letters import drop
 from shared.bus.keys import (
     grade_key,
@@ -34,79 +34,17 @@ from shared.contracts import (
 )
 from shared.errors import DecodeError
 from shared.records.journal import response_id
-from shared.records.lanes import BEFORE, GROUPS, RESPONDENTS
+from shared.records.lanes import GROUPS, RESPONDENTS
+from shared.records.lua import script
 
 _QUERIES = 50
 _ENTRIES = 100
 # The clocks of a cluster's nodes may differ by this much.
 _CLOCK_MS = 60_000
 
-# No more is read at once than so many bytes, because everybody else waits meanwhile: how many entries these are is
-# judged by those before.
-_PAGE = """
-local function page(stream, after, count, each)
-  local seen, room, number = '', 262144, 1
-  while count > 0 and room > 0 do
-    local found = redis.call('XRANGE', stream, after, '+', 'COUNT', math.min(number, count))
-    if #found == 0 then break end
-    local size = 1
-    for _, entry in ipairs(found) do
-      local f = {}
-      for i = 1, #entry[2], 2 do
-        f[entry[2][i]] = entry[2][i + 1]
-        size = size + #entry[2][i + 1]
-      end
-      each(entry[1], f)
-      seen = entry[1]
-    end
-    after, count, room = '(' .. seen, count - #found, room - size
-    number = math.max(1, math.min(16, 2 * #found, math.floor(room * #found / size)))
-  end
-  return seen
-end
-"""
+_CALLS = script("find_calls", "each_entry")
 
-# Which replicas wrote a journal, and which tools they called. KEYS: journal. ARGV: after which entry, how many entries.
-# Returns the last entry seen, then type and data in turn; nothing at the end.
-_CALLS = Script(
-    _PAGE
-    + """
-local found = {''}
-found[1] = page(KEYS[1], ARGV[1], tonumber(ARGV[2]), function(_, f)
-  if f['type'] == 'claimed' or f['type'] == 'tool.request' then
-    found[#found + 1] = f['type']
-    found[#found + 1] = f['data'] or ''
-  end
-end)
-return found[1] ~= '' and found or {}
-"""
-)
-
-# Removes the entries of a page that have one of some values in a field, as far as every group has finished them. What a
-# group was given last stays: without it Redis cannot tell how much that group has left to do.
-# KEYS: stream. ARGV: first id, number of entries, field, value, … Returns the last entry seen, or nothing at the end.
-_SWEEP = Script(
-    BEFORE
-    + _PAGE
-    + """
-local bounds, wanted = {}, {}
-for _, row in ipairs(redis.call('EXISTS', KEYS[1]) == 1 and redis.call('XINFO', 'GROUPS', KEYS[1]) or {}) do
-  local g = {}
-  for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
-  bounds[#bounds + 1] = g['last-delivered-id']
-  if g['pending'] > 0 then
-    local oldest = redis.call('XPENDING', KEYS[1], g['name'])[2]
-    if oldest then bounds[#bounds + 1] = oldest end
-  end
-end
-for i = 4, #ARGV do wanted[ARGV[i]] = true end
-return page(KEYS[1], ARGV[1], tonumber(ARGV[2]), function(id, f)
-  local mine = wanted[f[ARGV[3]]]
-  for _, bound in ipairs(bounds) do mine = mine and before(id, bound) end
-  if mine then redis.call('XDEL', KEYS[1], id) end
-end)
-"""
-)
+_SWEEP = script("sweep_entries", "before", "each_entry")
 
 
 async def erase(bus: Bus, query_ids: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ A journal has one writer at a time. Entry ids are explicit, `{epoch}-{number}`; 
 its first entry, and Redis itself then refuses every later write of the old owner, because its ids are too small.
 After the terminal entry other participants append with ids of the server's clock, which are larger than any epoch.
 Beside its data an entry names the messages of the response that had crossed the bus by then: subject and entry id.
-With every entry the journal's channel is rung, so that whoever follows has it at once (see `shared.bus.bell`).
+Every entry is also published on the journal's channel, so that followers have it at once (`shared.bus.subscriber`).
 
 Readers are tolerant: a newer release may write types and fields that this one does not know, and anybody anything.
 """
@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from shared.bus import FULL, RING, Bus, BusFull, Command, Entry, ReplyError, Script, next_page, order
+from shared.bus import FULL, Bus, BusFull, Command, Entry, ReplyError, next_page, order
 from shared.bus.port import checked
 from shared.bus.streams import entries, event_length
 from shared.contracts import Outgoing
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
+from shared.records.lua import script
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 from shared.telemetry.unread import not_understood
@@ -353,13 +354,13 @@ class JournalWriter:
         if items:
             await self.confirm(self.send(items, tokens))
 
-    def send(self, items: Items, tokens: Sequence[str] | None = None, *, now: bool = False) -> Sent:
-        """The same, without waiting for it: `confirm` does. now: nothing comes that should leave in the same write."""
+    def send(self, items: Items, tokens: Sequence[str] | None = None) -> Sent:
+        """Write entries without waiting for it; `confirm` waits."""
         extras: list[tuple[str, ...]] = [()] * len(items)
         if tokens is not None:
             extras = [("token", token) for token in tokens]
         commands = [self._command(kind, data, *extra) for (kind, data), extra in zip(items, extras, strict=True)]
-        sent = Sent(items, commands, asyncio.ensure_future(self._bus.link.submit(commands, True, now=now)))
+        sent = Sent(items, commands, asyncio.ensure_future(self._bus.link.submit(commands, True)))
         for (kind, data), command in zip(items, commands, strict=True):
             self.on_entry(command[_ARGUMENTS], kind, data)
         return sent
@@ -397,7 +398,7 @@ class JournalWriter:
         publishing = [self._bus.publishing(message) for message in messages]
         command = _CLAIM((self.key,), ttl, claim, *entries)
         # what else a beginning answer asks comes before
-        claiming = self._bus.link.submit([command, *publishing], True, now=True)
+        claiming = self._bus.link.submit([command, *publishing], True)
         self._claiming = (asyncio.ensure_future(claiming), (*entries[:4], "claim", claim), messages)
 
     async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:
@@ -433,31 +434,9 @@ class JournalWriter:
             self.large[str(data.get("call_id"))] = entry_id
 
 
-# Makes a journal, or takes it over: all entries, or none where the first is refused. KEYS: journal.
-# ARGV: seconds to live, the claim's name, then of each entry id, type, time, data.
-_CLAIM = Script(
-    RING
-    + """
-for i = 3, #ARGV, 4 do
-  local claim = i == 3 and {'claim', ARGV[2]} or {}
-  redis.call('XADD', KEYS[1], ARGV[i], 'type', ARGV[i + 1], 'time', ARGV[i + 2], 'data', ARGV[i + 3], unpack(claim))
-  ring(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
-end
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-return ARGV[3]
-"""
-)
+_CLAIM = script("claim_journal", "publish_entry")
 
-# Adds the writer's next entry. KEYS: journal. ARGV: id, type, time, data, further fields. Only a claim makes a journal.
-_WRITE = Script(
-    RING
-    + """
-local id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4],
-                      unpack(ARGV, 5))
-if id then ring(id, ARGV[2], ARGV[3], ARGV[4]) end
-return id
-"""
-)
+_WRITE = script("append_entry", "publish_entry")
 # Where they begin in a call of a script with one key.
 _ARGUMENTS = 4
 
@@ -467,32 +446,7 @@ def closing(key: str, ttl: int) -> Command:
     return ("EXPIRE", key, ttl)
 
 
-# Adds an entry behind the terminal one, once. KEYS: journal. ARGV: once, type, time, data, crossed, terminal types.
-# Returns its id; 'open' while the response is being written: its writer's ids are smaller than the clock's, and such an
-# entry would shut it out; 'gone' when the journal has expired. It is looked through from its end as far as the writer's
-# last entry, which may be one of many thousand.
-_APPEND_AFTER = Script(
-    RING
-    + """
-local at, ended = '+', nil
-for _ = 1, 500 do
-  local entry = redis.call('XREVRANGE', KEYS[1], at, '-', 'COUNT', 1)[1]
-  if not entry then break end
-  local f = {}
-  for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
-  if f['once'] == ARGV[1] then return entry[1] end
-  at, ended = '(' .. entry[1], f['once'] ~= nil
-  for i = 6, #ARGV do ended = ended or f['type'] == ARGV[i] end
-  if #string.match(entry[1], '^%d+') < 13 then break end
-end
-if ended == nil then return 'gone' end
-if not ended then return 'open' end
-local id = redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4],
-                      'crossed', ARGV[5])
-ring(id, ARGV[2], ARGV[3], ARGV[4])
-return id
-"""
-)
+_APPEND_AFTER = script("append_after_end", "publish_entry")
 
 
 async def append_after(

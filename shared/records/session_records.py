@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.bus import Bus, Command, Script
+from shared.bus import Bus, Command
 from shared.bus.keys import session_key, steps_key, turns_key, user_sessions_key
 from shared.contracts import RespondentId
 from shared.records.lanes import RESPONDENTS, number, pairs
-from shared.records.sessions import KEEP, MAX_TURNS, id_or_nothing, in_order, kept, object_or_nothing
+from shared.records.lua import script
+from shared.records.sessions import MAX_TURNS, id_or_nothing, in_order, kept, object_or_nothing
 from shared.telemetry.unread import not_understood
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
@@ -22,68 +23,9 @@ QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
 _STEP = r"^[0-9]{1,15}-[0-9]{1,10}( (critique|pairwise|reward|unanswered))?$"
 _FEW = ("noted", "after", "attachments", "image_tokens")
 
-# A page of the turns of each respondent, with the session as it is at that moment.
-# With A's come what happened in them; with the first of all also what happened in queries without an answer.
-# KEYS: session, turns of each respondent, steps. ARGV: turns of each, after which, of each.
-_READ = Script("""
-local found = {redis.call('HGETALL', KEYS[1])}
-for i = 2, #ARGV do
-  found[i] = redis.call('ZRANGEBYLEX', KEYS[i], ARGV[i], '+', 'LIMIT', 0, ARGV[1])
-end
-local steps, told = KEYS[#KEYS], {}
-local function tell(id)
-  for _, what in ipairs({'', ' critique', ' pairwise', ' reward', ' unanswered'}) do
-    local value = redis.call('HGET', steps, id .. what)
-    if value then told[#told + 1] = id .. what told[#told + 1] = value end
-  end
-end
-for _, member in ipairs(found[2]) do
-  local ms, seq = string.match(member, '^(%d+)-(%d+) ')
-  if ms then tell(string.format('%.0f-%.0f', ms, seq)) end
-end
-if ARGV[2] == '-' then
-  local unanswered = redis.call('HSCAN', steps, 0, 'MATCH', '* unanswered', 'COUNT', 100000)[2]
-  for i = 1, #unanswered, 2 do tell(string.match(unanswered[i], '^%S*')) end
-end
-found[#KEYS] = told
-return found
-""")
+_READ = script("read_session")
 
-# Adds what is not there. KEYS: session, turns of each respondent, steps.
-# ARGV: user, title, created, updated, whether it is pinned, its settings or nothing, the chosen turn or nothing, then a
-# number of fields of steps, so many names and values, per respondent a number of turns, and so many ids and turns.
-# Returns -1 when the session is another user's, else the number of turns that were added.
-_WRITE = Script(
-    KEEP
-    + """
-local owner = redis.call('HGET', KEYS[1], 'user_id')
-if owner and owner ~= ARGV[1] then return -1 end
--- one that is there already has gone on by itself
-if not owner and ARGV[7] ~= '' then redis.call('HSET', KEYS[1], 'tip', ARGV[7]) end
-redis.call('HSETNX', KEYS[1], 'user_id', ARGV[1])
-redis.call('HSETNX', KEYS[1], 'title', ARGV[2])
-redis.call('HSETNX', KEYS[1], 'created', ARGV[3])
-if ARGV[5] == '1' then redis.call('HSETNX', KEYS[1], 'pinned', '1') end
-if ARGV[6] ~= '' then redis.call('HSETNX', KEYS[1], 'settings', ARGV[6]) end
-if tonumber(redis.call('HGET', KEYS[1], 'updated') or '0') < tonumber(ARGV[4]) then
-  redis.call('HSET', KEYS[1], 'updated', ARGV[4])
-end
-local added, at = 0, 9
-for _ = 1, tonumber(ARGV[8]) do
-  redis.call('HSETNX', KEYS[#KEYS], ARGV[at], ARGV[at + 1])
-  at = at + 2
-end
-for k = 2, #KEYS - 1 do
-  local number = tonumber(ARGV[at])
-  at = at + 1
-  for _ = 1, number do
-    added = added + keep(KEYS[k], ARGV[at], ARGV[at + 1])
-    at = at + 2
-  end
-end
-return added
-"""
-)
+_WRITE = script("import_session", "add_turn")
 
 
 class _Model(BaseModel):

@@ -1,8 +1,8 @@
 """Sessions: who owns one, and its turns.
 
-A session's keys share the hash tag `{session_id}`. All turns of a respondent are members of one sorted set, each with
-its query's id in front, so that their order is the order accepted, and a page is one read from any place. What a
-session's queries need while they are answered is in `shared.records.lanes`.
+All turns of a respondent are members of one sorted set, each with its query's id in front, so that their order is the
+order accepted, and a page is one read from any place. What a session's queries need while they are answered is in
+`shared.records.lanes`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command, Script, order
+from shared.bus import Bus, Command, order
 from shared.bus.keys import (
     cancel_key,
     deleted_key,
@@ -27,7 +27,8 @@ from shared.bus.port import Reply
 from shared.contracts import FILES_ALONE, QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.errors import DecodeError
-from shared.records.lanes import BEFORE, RESPONDENTS, number, padded, pairs
+from shared.records.lanes import RESPONDENTS, number, padded, pairs
+from shared.records.lua import script
 from shared.telemetry.unread import not_understood
 
 # What is shown of a session at once, and the most that a model is shown.
@@ -41,102 +42,15 @@ _DELETED_SECONDS = 7 * 86_400
 # Why a query is cancelled.
 _TAKEN_BACK = b"taken back"
 
-# Whether a query belongs to a session that was deleted: `mark` is the last query that did. Both are ids of one stream.
-DELETED = (
-    BEFORE
-    + """
-local function deleted(mark, id)
-  return mark and (mark == id or before(id, mark))
-end
-"""
-)
+_OPEN = script("open_session", "before", "deleted")
 
-# Adds a turn that is not there.
-KEEP = """
-local function keep(turns, id, value)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  if not ms then return 0 end
-  local front = string.format('%015.0f-%010.0f ', ms, seq)
-  if #redis.call('ZRANGEBYLEX', turns, '[' .. front, '(' .. front .. '\\255', 'LIMIT', 0, 1) > 0 then return 0 end
-  return redis.call('ZADD', turns, 0, front .. value)
-end
-"""
-
-# Makes a session if it is new. KEYS: session, deleted. ARGV: user, title, now ms, the query it is for or nothing.
-# Returns the session; nothing when that query's session was deleted, and no other has come in its place.
-_OPEN = Script(
-    DELETED
-    + """
-local found = redis.call('HGETALL', KEYS[1])
-if #found > 0 or deleted(redis.call('GET', KEYS[2]), ARGV[4]) then return found end
-local made = {'user_id', ARGV[1], 'title', ARGV[2], 'created', ARGV[3], 'updated', ARGV[3]}
-redis.call('HSET', KEYS[1], unpack(made))
-return made
-"""
-)
-
-# Keeps a turn, unless its session was deleted meanwhile. KEYS: session, turns, deleted. ARGV: query id, turn, now ms,
-# whether its answer is shown.
-_APPEND = Script(
-    DELETED
-    + KEEP
-    + """
-if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[3]), ARGV[1]) then return end
-if keep(KEYS[2], ARGV[1], ARGV[2]) > 0 and ARGV[4] == '1' then
-  redis.call('HSET', KEYS[1], 'updated', ARGV[3])
-  -- what was said last is shown, until its user chooses
-  redis.call('HDEL', KEYS[1], 'tip')
-end
-"""
-)
+_APPEND = script("append_turn", "before", "deleted", "add_turn")
 
 
-# Changes a session that is there. KEYS: session. ARGV: names and values. Returns it as it is then; nothing without one.
-_CHANGE = Script("""
-if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
-redis.call('HSET', KEYS[1], unpack(ARGV))
-return redis.call('HGETALL', KEYS[1])
-""")
-# Names a session after one of its turns, unless it has a name, or the turn has left. KEYS: session, turns.
-# ARGV: how the turn begins, title.
-_NAME = Script("""
-local there = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. ARGV[1], '(' .. ARGV[1] .. '\\255', 'LIMIT', 0, 1)
-if #there == 0 or redis.call('HGET', KEYS[1], 'named') == '1' then return 0 end
-redis.call('HSET', KEYS[1], 'title', ARGV[2], 'named', '1')
-return 1
-""")
+_CHANGE = script("change_session")
+_NAME = script("name_session")
 
-# Takes turns out of a session and adds others; what happened in those that leave, and a summary that covers one of
-# them, go too. KEYS: session, summary, steps, then each respondent's turns. ARGV: number of ids, the ids, then ids and
-# turns of the first respondent.
-_BRING = Script(
-    DELETED
-    + KEEP
-    + """
-if redis.call('EXISTS', KEYS[1]) == 0 then return end
-local number = tonumber(ARGV[1])
-local reach = redis.call('HGET', KEYS[2], 'until')
--- of what is shown; whoever comes late, or with what nobody sees, changes nothing of what was chosen since
-local function changed(id)
-  redis.call('HDEL', KEYS[1], 'tip')
-  if reach and deleted(reach, id) then redis.call('DEL', KEYS[2]) end
-end
-for i = 2, 1 + number do
-  local ms, seq = string.match(ARGV[i], '^(%d+)-(%d+)$')
-  local front = string.format('%015.0f-%010.0f ', ms, seq)
-  for k = 4, #KEYS do
-    if redis.call('ZREMRANGEBYLEX', KEYS[k], '[' .. front, '(' .. front .. '\\255') > 0 and k == 4 then
-      changed(ARGV[i])
-    end
-  end
-  redis.call('HDEL', KEYS[3], ARGV[i], ARGV[i] .. ' unanswered', ARGV[i] .. ' critique', ARGV[i] .. ' pairwise',
-             ARGV[i] .. ' reward')
-end
-for i = 2 + number, #ARGV, 2 do
-  if keep(KEYS[4], ARGV[i], ARGV[i + 1]) > 0 then changed(ARGV[i]) end
-end
-"""
-)
+_BRING = script("replace_turns", "before", "deleted", "add_turn")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from shared.bus import Bus, Command, Script, order
+from shared.bus import Bus, Command, order
 from shared.bus.keys import deleted_key, journal_key, session_key, steps_key, turns_key
 from shared.contracts import QueryReceived
 from shared.errors import DecodeError
@@ -29,7 +29,8 @@ from shared.records.journal import (
     read_journal,
 )
 from shared.records.lanes import padded
-from shared.records.sessions import DELETED, Sessions, Turn
+from shared.records.lua import script
+from shared.records.sessions import Sessions, Turn
 from shared.telemetry.unread import not_understood
 
 # Only A's answers are shown to people.
@@ -38,26 +39,9 @@ _UNANSWERED = "unanswered"
 # More than a session has queries without an answer: one look finds them all.
 _SCAN = 100_000
 
-# Keeps what happened in a query. KEYS: session, deleted, steps. ARGV: query id, record, why it has no answer or ''.
-_KEEP = Script(
-    DELETED
-    + """
-if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[2]), ARGV[1]) then return end
-if ARGV[3] ~= '' then redis.call('HSETNX', KEYS[3], ARGV[1] .. ' unanswered', ARGV[3]) end
-redis.call('HSETNX', KEYS[3], ARGV[1], ARGV[2])
-"""
-)
+_KEEP = script("store_steps", "before", "deleted")
 
-# Keeps what is thought of an answer whose turn is there. KEYS: session, deleted, steps, turns. ARGV: query id, how its
-# turn begins, what it is, value.
-_JUDGE = Script(
-    DELETED
-    + """
-if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[2]), ARGV[1]) then return end
-if #redis.call('ZRANGEBYLEX', KEYS[4], '[' .. ARGV[2], '(' .. ARGV[2] .. '\\255', 'LIMIT', 0, 1) == 0 then return end
-redis.call('HSET', KEYS[3], ARGV[1] .. ' ' .. ARGV[3], ARGV[4])
-"""
-)
+_JUDGE = script("store_judgement", "before", "deleted")
 
 
 class Unanswered(BaseModel):

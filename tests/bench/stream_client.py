@@ -22,7 +22,7 @@ import httptools
 import orjson
 import uvloop
 
-from shared.bus import Bell, open_bell
+from shared.bus import JournalSubscriber, open_subscriber
 from shared.bus.keys import journal_key
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.envelope import now_ms
@@ -99,7 +99,7 @@ async def by_http(server: str, load: str) -> AsyncIterator[str]:
             yield orjson.loads(event.partition(b"data: ")[2])["text"]
 
 
-async def by_bus(load: str, context: Context[Settings], bell: Bell) -> AsyncIterator[str]:
+async def by_bus(load: str, context: Context[Settings], bell: JournalSubscriber) -> AsyncIterator[str]:
     session = str(uuid.uuid4())
     query = QueryReceived(session_id=session, query=f"bench {load}", user_id="bench")
     deadline = now_ms() + 120_000
@@ -125,7 +125,7 @@ class Seen:
 
 
 class Client:
-    def __init__(self, context: Context[Settings], bell: Bell) -> None:
+    def __init__(self, context: Context[Settings], bell: JournalSubscriber) -> None:
         self._context = context
         self._bell = bell
 
@@ -193,7 +193,7 @@ def say(value: object) -> None:
 async def main() -> None:
     configure("warning", "json", participant="bench")
     settings = Settings(redis_url=os.environ["BENCH_REDIS"], data_dir=Path("data"))
-    async with open_context("bench", settings) as context, open_bell(context.bus) as bell:
+    async with open_context("bench", settings) as context, open_subscriber(context.bus) as bell:
         client = Client(context, bell)
         say({"ready": True})
         while line := (await asyncio.to_thread(sys.stdin.readline)).split():

@@ -23,10 +23,7 @@ from services.cli.launch.supervisor import Supervisor
 from services.gateway.operations import bus_stream
 from services.gateway.queries.sse import KEEP_ALIVE
 from shared.bus import Bus
-from shared.bus.endpoint import Endpoint
 from shared.bus.keys import settings_key
-from shared.bus.link import Link
-from shared.bus.wire import Wire
 from shared.contracts import QUERY_CANCEL, SETTINGS_UPDATE, QueryCancel, SettingsUpdate
 from shared.envelope import Message
 from shared.errors import BusUnavailable
@@ -164,22 +161,6 @@ async def test_the_level_of_the_log_is_changed_while_it_runs_and_kept(redis_url:
         update = SettingsUpdate(participant="probe", values={"log_level": "debug"})
         await context.bus.publish(SETTINGS_UPDATE.of(update))
         await eventually(lambda: shown("debug"))
-
-
-async def test_a_connection_whose_watchdog_fails_is_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, failed = Link._watch, 0
-
-    async def failing_once(self: Link, wire: Wire) -> None:
-        nonlocal failed
-        if not failed:
-            failed += 1
-            raise RuntimeError("a bug")
-        await watched(self, wire)
-
-    monkeypatch.setattr(Link, "_watch", failing_once)
-    async with Link(Endpoint.parse(redis_url).server, name="t") as link:
-        await eventually(lambda: link.generation == 2)
-        assert await link.call("PING") == b"PONG"
 
 
 async def test_a_call_whose_look_for_the_result_fails_is_told(

@@ -18,7 +18,7 @@ from support.proxy import Proxy
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.gateway.backup.restore import alone
 from services.gateway.http.gateway import Gateway
-from shared.bus import open_bell
+from shared.bus import open_subscriber
 from shared.bus.keys import RESTORE_LOCK
 from shared.participant.backup import Header, Reader, Record, Writer
 from shared.participant.service import open_context
@@ -136,7 +136,7 @@ async def test_a_lost_answer_does_not_make_a_restore_stand_in_its_own_way(redis_
     async with Proxy(redis_url, drop_every=10) as proxy:
         settings = gateway_settings(proxy.url, tmp_path, redis_timeout=0.2, heartbeat=1)
         gateway = Gateway(settings)
-        async with open_context("gateway", settings) as context, open_bell(context.bus) as bell:
+        async with open_context("gateway", settings) as context, open_subscriber(context.bus) as bell:
             gateway.attach(context, bell)
             for _ in range(30):
                 async with alone(gateway):

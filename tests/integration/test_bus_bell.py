@@ -12,7 +12,7 @@ from support.proxy import Proxy
 from support.waiting import eventually
 
 from services.gateway.queries.sse import KEEP_ALIVE, Ending, journal_events
-from shared.bus import START, Bell, Bus, Entry, Follower, open_bell
+from shared.bus import START, Bus, Entry, Follower, JournalSubscriber, open_subscriber
 from shared.bus.keys import journal_key
 from shared.errors import Fenced
 from shared.records.journal import (
@@ -46,7 +46,7 @@ async def take(follower: Follower, last: str, delay: float = 0.0) -> list[Entry]
     return found
 
 
-async def collect(bell: Bell, key: str, last: str, after: str = START) -> list[str]:
+async def collect(bell: JournalSubscriber, key: str, last: str, after: str = START) -> list[str]:
     follower = bell.follow(key, after)
     try:
         return [entry_id for entry_id, _ in await take(follower, last)]
@@ -54,9 +54,9 @@ async def collect(bell: Bell, key: str, last: str, after: str = START) -> list[s
         follower.close()
 
 
-async def listening(bell: Bell, key: str) -> None:
+async def listening(bell: JournalSubscriber, key: str) -> None:
     """Returns when a journal's rings come."""
-    await eventually(lambda: any(key in line._listening for line in bell._lines.values()), what="the rings come")
+    await eventually(lambda: bell.subscribed(key), what="the rings come")
 
 
 def calls(raw: redis.Redis, command: str) -> int:
@@ -67,7 +67,7 @@ def calls(raw: redis.Redis, command: str) -> int:
 
 
 async def test_an_entry_that_was_not_rung_is_found(bus: Bus) -> None:
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         follower = bell.follow(KEY)
         waiting = asyncio.create_task(take(follower, "1-1"))
         await listening(bell, KEY)
@@ -77,8 +77,8 @@ async def test_an_entry_that_was_not_rung_is_found(bus: Bus) -> None:
 
 async def test_what_comes_after_the_end_is_rung_too(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     # nothing but the ring can tell
-    monkeypatch.setattr("shared.bus.bell.Bell.pause", 3600)
-    async with open_bell(bus) as bell:
+    monkeypatch.setattr("shared.bus.subscriber.JournalSubscriber.pause", 3600)
+    async with open_subscriber(bus) as bell:
         waiting = asyncio.create_task(collect(bell, KEY, "1-2"))
         await listening(bell, KEY)
         writer = await claim(bus)
@@ -96,7 +96,7 @@ async def test_a_stream_ends_at_its_deadline_though_redis_went_away_over_a_read(
     async def never() -> bool:
         return False
 
-    async with Proxy(redis_url) as proxy, Bus(proxy.url, "test/far", timeout=0.3) as far, open_bell(far) as bell:
+    async with Proxy(redis_url) as proxy, Bus(proxy.url, "test/far", timeout=0.3) as far, open_subscriber(far) as bell:
         await asyncio.wait_for(far.link.connected.wait(), SOON)
         proxy.freeze()
         ending = Ending(asyncio.get_running_loop().time() + 0.5, False, 1.0, answered=False)
@@ -136,7 +136,7 @@ async def test_what_redis_refused_is_rung_to_nobody(bus: Bus, raw: redis.Redis) 
     "message", ["", "x", "1-", "9-9", "1-2 answer 1 {}", "99999999999999999-1 answer 1 {}", b"\xff \xff", "1-1"]
 )
 async def test_a_message_that_lies_changes_nothing(message: Any, bus: Bus, raw: redis.Redis) -> None:
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         follower = bell.follow(KEY, "1-2")
         waiting = asyncio.create_task(take(follower, "1-4"))
         await listening(bell, KEY)
@@ -152,7 +152,7 @@ async def test_a_message_that_lies_changes_nothing(message: Any, bus: Bus, raw: 
 async def test_behind_a_message_that_lies_what_was_not_rung_is_found_too(
     message: str, bus: Bus, raw: redis.Redis
 ) -> None:
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         follower = bell.follow(KEY)
         waiting = asyncio.create_task(take(follower, "1-1"))
         await listening(bell, KEY)
@@ -166,7 +166,7 @@ async def test_what_is_large_is_announced_and_read_from_the_stream(bus: Bus, raw
     text = "x" * 1_000_000
     with raw.pubsub() as heard:
         heard.ssubscribe(KEY)
-        async with open_bell(bus) as bell:
+        async with open_subscriber(bus) as bell:
             waiting = asyncio.create_task(take(bell.follow(KEY), "1-2"))
             await listening(bell, KEY)
             writer = await claim(bus)
@@ -187,9 +187,9 @@ async def test_what_is_large_is_announced_and_read_from_the_stream(bus: Bus, raw
 async def test_an_event_costs_the_same_however_many_journals_are_followed(
     bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.bus.bell.Bell.pause", 3600)
+    monkeypatch.setattr("shared.bus.subscriber.JournalSubscriber.pause", 3600)
     keys = [journal_key(f"{n}-1", "A") for n in range(300)]
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         tasks = [asyncio.create_task(collect(bell, key, "1-4")) for key in keys]
         for key in keys:
             await listening(bell, key)
@@ -211,7 +211,7 @@ async def test_no_connection_is_opened_before_somebody_follows(bus: Bus, raw: re
     def bells() -> int:
         return sum(client["name"].endswith(":bell") for client in raw.client_list())
 
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         writer = await claim(bus)
         assert bells() == 0
         assert await collect(bell, KEY, writer.position) == ["1-1"]
@@ -228,7 +228,7 @@ async def test_no_connection_is_opened_before_somebody_follows(bus: Bus, raw: re
 
 async def test_a_slow_follower_keeps_few_bytes(bus: Bus) -> None:
     text = "x" * 7_000
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         slow = bell.follow(KEY)
         writer = await claim(bus)
         await take(slow, "1-1")
@@ -282,7 +282,7 @@ async def test_a_key_that_is_no_journal_is_read_as_none(bus: Bus, raw: redis.Red
     assert await read_journal(bus, KEY) == []
     assert [entry async for page in read_result(bus, KEY) for entry in page] == []
     other = journal_key("2-1", "A")
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         tasks = [asyncio.create_task(collect(bell, key, "1-2")) for key in (KEY, other)]
         writer = await claim(bus, other)
         await writer.append(EntryType.ANSWER, {"text": "x"})
@@ -332,7 +332,7 @@ async def test_a_journal_is_read_in_pages(bus: Bus) -> None:
     sizes = [len(page) async for page in pages(bus, KEY)]
     assert sum(sizes) == 1_001
     assert max(sizes) <= 256
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         follower = bell.follow(KEY)
         got = 0
         while got < 1_001:
@@ -342,16 +342,16 @@ async def test_a_journal_is_read_in_pages(bus: Bus) -> None:
 
 
 async def test_whoever_leaves_at_once_leaves_no_rings_behind(bus: Bus, raw: redis.Redis) -> None:
-    async with open_bell(bus) as bell:
+    async with open_subscriber(bus) as bell:
         staying = bell.follow(journal_key("1-1", "A"))
-        bell.join(staying)
+        bell.add(staying)
         await listening(bell, staying.stream)
         passing = bell.follow(journal_key("2-1", "A"))
-        bell.join(passing)
+        bell.add(passing)
         passing.close()
         last = bell.follow(journal_key("3-1", "A"))
-        bell.join(last)
+        bell.add(last)
         await listening(bell, last.stream)
         there = {staying.stream.encode(), last.stream.encode()}
         await eventually(lambda: set(raw.execute_command("PUBSUB", "SHARDCHANNELS")) == there)
-        assert bell._line(last.stream)._listening == {staying.stream, last.stream}
+        assert (bell.subscribed(staying.stream), bell.subscribed(passing.stream)) == (True, False)

@@ -6,13 +6,13 @@ import pytest
 import redis
 
 from shared.bus import Bus
-from shared.bus.scripts import MENTIONING
+from shared.bus.scripts import FIND_BY_TEXT
 
 END = f"{2**64 - 1}-0"
 
 
 async def mentions(bus: Bus, since: str, text: str, count: int, *more: str) -> tuple[str, list[str]]:
-    found = await bus.link.call(*MENTIONING(("s",), since, END, text, count, *more))
+    found = await bus.link.call(*FIND_BY_TEXT(("s",), since, END, text, count, *more))
     return found[0].decode(), [entry_id.decode() for entry_id in found[1:]]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,19 +12,19 @@ from typing import Any
 
 import pytest
 import redis
+import uvloop
 from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, STREAM
 from support.loopback import listening
 from support.services import announced, running
 from support.slots import nothing_to_end, uncounted
-from support.waiting import always
+from support.waiting import always, eventually
 
 from shared.bus import Bus, Delivery
 from shared.bus.claims import Claims
-from shared.bus.endpoint import Server
+from shared.bus.server import Server
 from shared.bus.slots import Slots
 from shared.bus.visibility import Visibility
-from shared.bus.wire import open_wire
 
 HEARTBEAT = 0.2
 
@@ -159,14 +160,39 @@ async def serving(
         yield f"redis://127.0.0.1:{port}/0"
 
 
-async def test_a_server_that_closes_the_connection_is_reported_in_its_own_words(raw: redis.Redis) -> None:
-    """One that wants a password bears no long command before it."""
+async def test_connection_without_password_reports_the_servers_words(raw: redis.Redis, redis_url: str) -> None:
     raw.config_set("requirepass", "secret")
     try:
-        options = raw.connection_pool.connection_kwargs
-        path = options.get("path")
-        server = Server(options.get("host", ""), int(options.get("port", 0)), path=path)
-        with pytest.raises(ConnectionError, match="NOAUTH"):
-            await open_wire(server, [("CLIENT", "ID"), ("SCRIPT", "EXISTS", *["0" * 40] * 30), ("TIME",)])
+        async with Bus(redis_url, "test/1", timeout=0.5) as bus:
+            await eventually(lambda: "NOAUTH" in bus.link.trouble)
     finally:
         raw.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_unsent_bytes_of_a_closed_connection_never_arrive(runner: Callable[..., Any]) -> None:
+    """They are sent again over the next connection; the first copy would arrive later, out of order."""
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            # so that most of it waits at the sender
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
+            connection = Server(f"redis://127.0.0.1:{listening.getsockname()[1]}").unconnected()
+            await connection.connect()
+            there, _address = await loop.sock_accept(listening)
+            with there:
+                sending = asyncio.create_task(connection.send_command("SET", "key", b"x" * 1_500_000))
+                await asyncio.sleep(0)
+                await connection.disconnect()
+                await asyncio.gather(sending, return_exceptions=True)
+                # The event loop closes the socket after that.
+                await asyncio.sleep(0.01)
+                arrived = 0
+                with contextlib.suppress(ConnectionError):
+                    while data := await loop.sock_recv(there, 65_536):
+                        arrived += len(data)
+                return arrived
+
+    assert runner(main()) < 1_500_000

@@ -10,7 +10,7 @@ import redis
 from support.consuming import GROUP, Recorder, consuming
 from support.waiting import eventually
 
-from shared.bus import Bus, Route, Tail
+from shared.bus import Bus, Route, StreamTailer
 from shared.bus.keys import JANITOR, KNOWN_TOOLS
 from shared.bus.port import BusFull
 from shared.contracts import (
@@ -378,7 +378,7 @@ async def test_a_stream_that_was_shut_by_its_last_id_is_opened_again_and_keeps_i
 
 
 async def test_a_follower_goes_on_behind_an_entry_that_leaves_no_room(bus: Bus, raw: redis.Redis) -> None:
-    tail = Tail(bus)
+    tail = StreamTailer(bus)
     reading = asyncio.create_task(tail.run())
     follower = tail.follow(DEAD_LETTER.stream)
     raw.xadd(DEAD_LETTER.stream, {"n": "1"})

@@ -21,8 +21,7 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from shared.bus import Bus
-from shared.bus.port import Script
+from shared.bus import Bus, Script
 from shared.bus.scripts import RENEW_CLAIMS
 from shared.contracts import DEAD_LETTER
 from shared.participant import health
@@ -118,16 +117,6 @@ async def test_lost_scripts_are_there_again_within_a_heartbeat_and_nothing_fails
         assert admin.xlen(DEAD_LETTER.stream) == 0
 
 
-async def test_a_master_of_a_cluster_that_lost_its_scripts_gets_them_again(cluster: Cluster) -> None:
-    async with Bus(cluster.url, "test/1") as bus:
-        await bus.link.call("SET", "x", 1)
-        for node in cluster.masters():
-            with redis.Redis(port=node.port) as raw:
-                raw.script_flush()
-                await bus.keep_scripts()
-                assert there(raw)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as started:
@@ -136,7 +125,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_whoever_may_load_scripts_knows_those_of_every_tool_worker() -> None:
     def known(module: str) -> set[str]:
-        code = f"import json, {module}; from shared.bus.port import Script; print(json.dumps(list(Script.known)))"
+        code = f"import json, {module}; from shared.bus import Script; print(json.dumps(list(Script.known)))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         return set(json.loads(done.stdout))
 

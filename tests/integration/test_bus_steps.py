@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from shared.bus import Bus
-from shared.bus.port import Script
-from shared.bus.scripts import HAND_OVER, PUBLISH_ONCE, REAP, RENEW_CLAIMS
+from shared.bus import Bus, Script
+from shared.bus.scripts import HAND_OVER, PUBLISH_ONCE, REMOVE_IDLE_CONSUMERS, RENEW_CLAIMS
 
 STREAM, GROUP = "s", "g"
 
@@ -137,10 +136,10 @@ async def test_silent_consumers_that_hold_nothing_are_removed_a_hundred_at_a_tim
     read(grouped, "busy", 1)
     for number in range(101):
         grouped.xgroup_createconsumer(STREAM, GROUP, f"gone{number}")
-    assert await step(bus, REAP, 600_000) == 102
+    assert await step(bus, REMOVE_IDLE_CONSUMERS, 600_000) == 102
     left = []
     for _ in range(3):
-        assert await step(bus, REAP, -1) == 0
+        assert await step(bus, REMOVE_IDLE_CONSUMERS, -1) == 0
         left.append(len(grouped.xinfo_consumers(STREAM, GROUP)))
     assert left == [2, 1, 1]
     assert [row["name"] for row in grouped.xinfo_consumers(STREAM, GROUP)] == [b"busy"]

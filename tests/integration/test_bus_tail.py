@@ -11,15 +11,15 @@ import pytest
 import redis
 from support.waiting import eventually
 
-from shared.bus import Bus, Tail, order
+from shared.bus import Bus, StreamTailer, order
 from shared.participant.service import open_context
 from shared.participant.settings import Settings
 
 
 @asynccontextmanager
-async def tailing(url: str, timeout: float = 5.0) -> AsyncIterator[Tail]:
+async def tailing(url: str, timeout: float = 5.0) -> AsyncIterator[StreamTailer]:
     async with Bus(url, "test/tail", timeout=timeout) as bus:
-        tail = Tail(bus)
+        tail = StreamTailer(bus)
         running = asyncio.create_task(tail.run())
         try:
             yield tail
@@ -29,7 +29,7 @@ async def tailing(url: str, timeout: float = 5.0) -> AsyncIterator[Tail]:
                 await running
 
 
-async def collect(tail: Tail, stream: str, after: str, last: str, delay: float = 0.0) -> list[str]:
+async def collect(tail: StreamTailer, stream: str, after: str, last: str, delay: float = 0.0) -> list[str]:
     follower = tail.follow(stream, after)
     got: list[str] = []
     try:
@@ -45,7 +45,7 @@ async def collect(tail: Tail, stream: str, after: str, last: str, delay: float =
 async def test_a_slow_follower_costs_a_bounded_amount_of_memory(
     redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.bus.follow._BEHIND", 100)
+    monkeypatch.setattr("shared.bus.follow._MAX_OFFERED_BYTES", 100)
     monkeypatch.setattr("shared.bus.follow._LARGEST_PAGE", 25)
     async with tailing(redis_url) as tail:
         slow = tail.follow("j", "0-0")
@@ -94,7 +94,7 @@ async def test_what_is_followed_is_waited_for_and_told_as_it_comes(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a look would never come
-    monkeypatch.setattr(Tail, "pause", 3600.0)
+    monkeypatch.setattr(StreamTailer, "pause", 3600.0)
     async with tailing(redis_url) as tail:
         first, second = tail.follow("one"), tail.follow("two")
         both = [asyncio.create_task(one.next()) for one in (first, second)]

@@ -24,10 +24,9 @@ import services.critic.service
 import services.gateway.service
 import services.generator.service
 import services.memory.service  # noqa: F401 (all scripts that there are)
-from shared.bus import Bus, Command, Consumer, Delivery, Route
+from shared.bus import Bus, Command, Consumer, Delivery, Route, Script
 from shared.bus.dead_letters import drop, replay
 from shared.bus.keys import FAMILIES, quota_kind
-from shared.bus.port import Script
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, ToolRequest
 from shared.errors import DecodeError
 from shared.participant.janitor import Janitor

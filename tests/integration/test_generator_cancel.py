@@ -10,7 +10,7 @@ import redis
 from support.stack import stage
 from support.waiting import always, eventually
 
-from shared.bus import Tail
+from shared.bus import StreamTailer
 from shared.contracts import AGENT_TRANSITION, QUERY_RECEIVED, RESPONSE_GENERATION, QueryReceived
 from shared.records.journal import EntryType
 
@@ -67,7 +67,7 @@ async def test_a_cancel_stops_the_running_tool(redis_url: str) -> None:
     rule = {"respond": {"tool_calls": [{"name": "probe", "args": {"text": "slow", "seconds": 60}}]}}
     async with stage(redis_url, [rule], probes=1) as on:
         # what a replica has just begun to follow it hears of so much later
-        await asyncio.sleep(Tail.pause)
+        await asyncio.sleep(StreamTailer.pause)
         query_id = await on.ask("go")
 
         async def ran() -> bool:
@@ -145,7 +145,7 @@ async def test_a_cancel_at_any_moment_leaves_exactly_one_end(redis_url: str) -> 
     ]
     async with stage(redis_url, rules, probes=1) as on:
         # what a replica has just begun to follow it hears of so much later
-        await asyncio.sleep(Tail.pause)
+        await asyncio.sleep(StreamTailer.pause)
         ends = set()
         for number in range(60):
             query_id = await on.ask(f"q{number}", "s1")

@@ -26,7 +26,7 @@ from services.web_fetch.service import WebFetchSettings
 from services.web_fetch.service import app as web_fetch
 from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
-from shared.bus import Bell, Bus, open_bell
+from shared.bus import Bus, JournalSubscriber, open_subscriber
 from shared.bus.keys import journal_key
 from shared.contracts import DEAD_LETTER, QUERY_CANCEL, TOOL_REQUEST, TOOL_RESULT, QueryCancel, ToolRequest
 from shared.envelope import Envelope
@@ -240,8 +240,8 @@ async def test_workers_leave_no_consumer_and_no_trace_of_themselves_behind(users
 
 async def test_journals_ring_for_the_core_user(users: AclRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     # nothing but the ring can tell
-    monkeypatch.setattr("shared.bus.bell.Bell.pause", 3600)
-    async with Bus(users.core, "test/1") as bus, open_bell(bus) as bell:
+    monkeypatch.setattr("shared.bus.subscriber.JournalSubscriber.pause", 3600)
+    async with Bus(users.core, "test/1") as bus, open_subscriber(bus) as bell:
         await _followed(bus, bell, journal_key("8-1", "A"), rung=True)
 
 
@@ -253,25 +253,21 @@ async def test_a_user_who_may_neither_ring_nor_listen_follows_and_writes_all_the
         admin.acl_setuser(
             "old", enabled=True, nopass=True, keys=["local2:*"], reset_channels=True, categories=["+@all"]
         )
-        async with Bus(server.url.replace("://", "://old:x@", 1), "test/1") as bus, open_bell(bus) as bell:
+        async with Bus(server.url.replace("://", "://old:x@", 1), "test/1") as bus, open_subscriber(bus) as bell:
             await _followed(bus, bell, journal_key("9-1", "A"), rung=False)
 
 
-async def _followed(bus: Bus, bell: Bell, key: str, *, rung: bool) -> None:
+async def _followed(bus: Bus, bell: JournalSubscriber, key: str, *, rung: bool) -> None:
     follower = bell.follow(key)
     waiting = asyncio.create_task(follower.next())
     if rung:
-        await eventually(lambda: key in _listening(bell), what="the server knows who listens")
+        await eventually(lambda: bell.subscribed(key), what="the server knows who listens")
     writer, _ = await JournalWriter.claim(bus, key, {}, 60)
     assert [entry_id for entry_id, _ in await asyncio.wait_for(waiting, 10)] == ["1-1"]
     await writer.append(EntryType.COMPLETED, {})
     assert [entry_id for entry_id, _ in await asyncio.wait_for(follower.next(), 10)] == ["1-2"]
-    assert (key in _listening(bell)) is rung
+    assert bell.subscribed(key) is rung
     follower.close()
-
-
-def _listening(bell: Bell) -> set[str]:
-    return {stream for line in bell._lines.values() for stream in line._listening}
 
 
 # ── the limits ───────────────────────────────────────────────────────────────────────────────────────────────

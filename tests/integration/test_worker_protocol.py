@@ -14,9 +14,8 @@ from support.apps import ProbeSettings, probe
 from support.services import announced, running
 from support.waiting import eventually
 
-from shared.bus import scripts
+from shared.bus import Script, scripts
 from shared.bus.keys import replica_key, result_key
-from shared.bus.port import Script
 from shared.contracts import QUERY_CANCEL, QueryCancel
 from shared.participant.registry import RELEASE
 from shared.participant.service import open_context

@@ -15,8 +15,6 @@ class Asked:
     command that was sent alone was to be sent.
     """
 
-    one_server = True
-
     def __init__(self, *replies: Reply) -> None:
         self.now = 100.0
         self.takes = 0.0
@@ -43,13 +41,6 @@ class Asked:
         return self._reply(list(commands))
 
     async def pipe_raw(self, commands: Iterable[Command]) -> Any:
-        return self._reply(list(commands))
-
-    async def places(self) -> list[int]:
-        return [0]
-
-    async def at_place(self, place: int, commands: Iterable[Command]) -> Any:
-        assert place == 0
         return self._reply(list(commands))
 
     async def commit(self, commands: Iterable[Command]) -> Any:

@@ -13,7 +13,6 @@ import hiredis
 from support.loopback import listening
 
 from shared.bus import ReplyError
-from shared.bus.endpoint import Server
 
 
 class HangUp(Exception):
@@ -32,23 +31,25 @@ class ScriptedRedis:
             "AUTH": "OK",
             "CLIENT": lambda *parts: len(self.asked) if parts[1] == b"ID" else "OK",
             "ECHO": lambda _name, text: text,
+            "HELLO": [b"server", b"redis", b"mode", b"standalone"],
             "MULTI": "OK",
             "PING": "PONG",
             "ROLE": [b"master", 0, []],
             "SCRIPT": lambda _name, what, *shas: [1] * len(shas) if what == b"EXISTS" else "OK",
             "SELECT": "OK",
             "TIME": [b"5000", b"0"],
+            "ZRANGE": [],
             **answers,
         }
         self.asked: list[list[tuple[bytes, ...]]] = []
         self._open: set[asyncio.StreamWriter] = set()
 
     @contextlib.asynccontextmanager
-    async def listening(self, *, tls: ssl.SSLContext | None = None, path: Path | None = None) -> AsyncIterator[Server]:
-        """path: of a unix socket, instead of a port."""
+    async def listening(self, *, tls: ssl.SSLContext | None = None, path: Path | None = None) -> AsyncIterator[str]:
+        """Listen during the block, and yield the URL. path: of a unix socket, instead of a port."""
         async with listening(self._serve, tls=tls, path=path) as port:
             self.port = port
-            yield Server(path=str(path)) if path else Server("127.0.0.1", port)
+            yield f"unix://{path}" if path else f"redis{'s' if tls else ''}://127.0.0.1:{port}"
 
     def behind(self) -> list[list[tuple[bytes, ...]]]:
         """What each connection was asked behind its handshake, without the numbers that end each write."""

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What only some processes need, or only at some moment: each costs megabytes in every process that loads it.
+# What only some processes need, or only at some moment: each costs megabytes in every process that loads it. redis-py
+# itself loads psutil and OpenTelemetry's SDK where they are installed.
 HEAVY = {
     "rich", "pygments", "click", "jsonschema", "numpy", "prometheus_client", "chromadb", "trafilatura", "google.genai",
-    "redis", "psutil", "ladybug", "neo4j", "opentelemetry.sdk", "grpc", "ollama", "openai", "mcp", "mcp_types",
+    "ladybug", "neo4j", "grpc", "ollama", "openai", "mcp", "mcp_types",
 }  # fmt: skip
 NEEDED = {
     "gateway": {"prometheus_client", "click"},

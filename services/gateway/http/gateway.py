@@ -16,8 +16,7 @@ from services.gateway.http.errors import ApiError
 from services.gateway.http.keys import Keys
 from services.gateway.http.metrics import Metrics, Reading, take
 from services.gateway.settings import GatewaySettings
-from shared.bus import Bell, Bus, BusFull
-from shared.bus.port import checked
+from shared.bus import Bus, BusFull, JournalSubscriber
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import BusUnavailable
 from shared.participant.registry import SETTLING
@@ -39,7 +38,7 @@ _NOT_LET_IN = ("WRONGPASS", "NOAUTH", "NOPERM")
 @dataclass(frozen=True, slots=True)
 class _Connected:
     context: Context[GatewaySettings]
-    bell: Bell
+    journals: JournalSubscriber
     sessions: Sessions
     tools: ToolClient
     large_queries: LargeMessages
@@ -86,7 +85,7 @@ class Gateway:
         """The bus that has not answered yet, and says why."""
         self._awaited = bus
 
-    def attach(self, context: Context[GatewaySettings], bell: Bell) -> None:
+    def attach(self, context: Context[GatewaySettings], journals: JournalSubscriber) -> None:
         """The bus is there."""
         bus = context.bus
 
@@ -96,7 +95,7 @@ class Gateway:
             return {*(set(names) - ids), *(await lanes.awaited(bus, sorted(ids)))}
 
         large = LargeMessages(bus, unfinished)
-        self._connected = _Connected(context, bell, Sessions(bus), ToolClient(context), large)
+        self._connected = _Connected(context, journals, Sessions(bus), ToolClient(context), large)
 
     @property
     def settings(self) -> GatewaySettings:
@@ -112,8 +111,8 @@ class Gateway:
         return self._on_the_bus().context.bus
 
     @property
-    def bell(self) -> Bell:
-        return self._on_the_bus().bell
+    def journals(self) -> JournalSubscriber:
+        return self._on_the_bus().journals
 
     def _on_the_bus(self) -> _Connected:
         if self._connected is None:
@@ -147,10 +146,7 @@ class Gateway:
     async def full(self) -> str | None:
         """Why the bus takes no writes, as of the last heartbeat; None while it does. Raises BusUnavailable."""
         try:
-            link = self.bus.link
-            asked = (link.at_place(one, [("PING",)]) for one in await link.places())
-            for (answer,) in await asyncio.gather(*asked):
-                checked(answer)
+            await self.bus.link.call("PING")
         except BusFull as exc:
             # so a server answers that cannot write to its disk
             return str(exc)

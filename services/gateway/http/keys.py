@@ -16,9 +16,8 @@ import orjson
 
 from services.gateway.http.admin_key import admin_key, new_key
 from services.gateway.settings import GatewaySettings
-from shared.bus import Bus
+from shared.bus import Bus, Script
 from shared.bus.keys import API_KEYS, link_key
-from shared.bus.port import Script
 from shared.envelope import now_ms
 from shared.telemetry.logging import get_logger
 

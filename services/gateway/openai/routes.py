@@ -198,7 +198,7 @@ def _stream(gateway: Gateway, record: QueryRecord, teller: Teller, left: Callabl
 
 async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> AsyncGenerator[bytes, None]:
     until = loop_time_of(gateway, record)
-    follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
+    follower = gateway.journals.follow(journal_key(record.query_id, "A"), new=True)
     try:
         yield teller.opening()
         while (found := await heard(follower, until, gateway.settings.keepalive)) is not None:

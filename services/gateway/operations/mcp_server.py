@@ -212,7 +212,7 @@ class McpServer:
         """The result, once it is there; meanwhile the client is told what is going on. Raises ApiError 504."""
         gateway = self._gateway
         until = loop_time_of(gateway, record)
-        follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
+        follower = gateway.journals.follow(journal_key(record.query_id, "A"), new=True)
         progress = _Progress()
         try:
             ended = False

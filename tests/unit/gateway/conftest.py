@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.http.gateway import Gateway
 from services.gateway.settings import GatewaySettings
-from shared.bus import Bell, Bus
+from shared.bus import Bus, JournalSubscriber
 from shared.participant.service import Context
 
 
@@ -19,5 +19,5 @@ async def gateway(bus: Bus, redis_url: str, tmp_path: Path) -> Gateway:
     values: dict[str, Any] = {"admin_key": "an-administrator's-key", "bus_wait": 30.0, "retention": 3_600}
     settings = GatewaySettings(redis_url=redis_url, data_dir=tmp_path, **values)
     made = Gateway(settings)
-    made.attach(Context("gateway", settings, bus, "g-1", settings), cast(Bell, None))
+    made.attach(Context("gateway", settings, bus, "g-1", settings), cast(JournalSubscriber, None))
     return made

@@ -16,18 +16,16 @@ from shared.records.journal import EntryType, Items, Sent
 
 
 class Journal:
-    """`writes` are (time, items); a write is answered after `seconds`. at_once: which of them waited for no others."""
+    """`writes` are (time, items); a write is answered after `seconds`."""
 
     def __init__(self, seconds: float = 0.0, reply: object = b"1-1") -> None:
         self.seconds = seconds
         self.reply = reply
         self.writes: list[tuple[float, list[tuple[EntryType, dict[str, Any]]]]] = []
-        self.at_once: list[bool] = []
 
-    def send(self, items: Items, *, now: bool = False) -> Sent:
+    def send(self, items: Items) -> Sent:
         loop = asyncio.get_running_loop()
         self.writes.append((loop.time(), list(items)))
-        self.at_once.append(now)
         replies: asyncio.Future[list[Any]] = loop.create_future()
         loop.call_later(self.seconds, replies.set_result, [self.reply] * len(items))
         return Sent(items, [], replies)
@@ -86,7 +84,6 @@ async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None
     pump.add(EntryType.ANSWER, "a")
     pump.add(EntryType.ANSWER, "b")
     await journal.finish(pump)
-    assert journal.at_once == [True, False]
     assert [items for _, items in journal.writes] == [
         [(EntryType.THINKING, {"text": "t", "persona": "p"})],
         [(EntryType.THINKING, {"text": "u", "persona": "p"}), (EntryType.ANSWER, {"text": "ab", "persona": "p"})],

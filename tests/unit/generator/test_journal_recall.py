@@ -58,7 +58,7 @@ class MemoryWriter:
         for (kind, data), token in zip(items, tokens or [""] * len(items), strict=True):
             await self.append(kind, data, token=token)
 
-    def send(self, items: Items, *, now: bool = False) -> Sent:
+    def send(self, items: Items) -> Sent:
         return Sent(items, [], asyncio.ensure_future(self._sent(items)))
 
     async def _sent(self, items: Items) -> list[bytes]:

@@ -67,7 +67,7 @@ class Journal:
         self.entries += items
         self.tokens += tokens or []
 
-    def send(self, items: Items, *, now: bool = False) -> Sent:
+    def send(self, items: Items) -> Sent:
         self.entries += items
         replies: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         replies.set_result([b"1-1"] * len(items))

@@ -17,7 +17,7 @@ from support.slots import uncounted
 
 from shared.bus import START, Command, Delivery, Entry
 from shared.bus.keys import result_key
-from shared.bus.scripts import MENTIONING
+from shared.bus.scripts import FIND_BY_TEXT
 from shared.bus.slots import Slots
 from shared.contracts import (
     QUERY_CANCEL,
@@ -204,7 +204,7 @@ async def test_nobody_is_answered_who_gave_no_inbox_and_an_operation_between_par
 async def test_only_what_may_have_been_asked_before_is_looked_up(how: dict[str, Any], looked_up: bool) -> None:
     on = Worker()
     assert len(await on.does(**how)) == 3
-    looks = [MENTIONING((STREAM,), "-", f"{NOW}-5", CALL), ("GET", STORED)]
+    looks = [FIND_BY_TEXT((STREAM,), "-", f"{NOW}-5", CALL), ("GET", STORED)]
     assert [command[: len(looks[0])] for command in on.bus.asked] == (looks if looked_up else [])
     # there it is answered for this request, and neither run nor stored nor told again
     on.bus.stored[STORED] = b'{"result":"of the first time"}'

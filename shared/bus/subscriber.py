@@ -1,0 +1,174 @@
+"""Follow journals by pub/sub: every journal writer publishes the entry that it adds, and followers have it at once.
+
+The stream stays the truth. The ids of one writer are dense: a follower that is offered the next id has missed nothing,
+and at any other id it reads the stream. A message can get lost, so all journals are also polled now and then. The cost
+of an event does not grow with the number of followed journals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+from shared.bus.follow import Follower, StreamTailer, directly_before
+from shared.bus.link import Connection
+from shared.bus.port import Command, Reply, ReplyError
+from shared.bus.redis_connection import BusConnection, read_reply
+from shared.bus.scripts import FOLDER
+from shared.bus.streams import Bus, order
+
+# Defines the function with which scripts publish an entry that they add to KEYS[1].
+PUBLISH_ENTRY = FOLDER / "publish_entry.lua"
+
+# A connection that has been silent for so long is asked whether it is alive (seconds).
+_SILENCE_S = 1.0
+
+
+class JournalSubscriber(StreamTailer):
+    """All followers of journals of a process; made by `open_subscriber`."""
+
+    # an entry that was not published is found this much later
+    pause = 0.5
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus)
+        self._subscription = _Subscription(self)
+
+    def add(self, follower: Follower) -> None:
+        super().add(follower)
+        if self.subscribed(follower.stream):
+            # Entries may have been published since the follower read the stream.
+            follower.wake()
+        self._subscription.update(follower.stream)
+
+    def remove(self, follower: Follower) -> None:
+        super().remove(follower)
+        self._subscription.update(follower.stream)
+
+    def subscribed(self, stream: str) -> bool:
+        """Return whether the server has confirmed the subscription to a stream's channel."""
+        return stream in self._subscription.confirmed
+
+    def streams(self) -> list[str]:
+        """Return the followed streams."""
+        return list(self._followers)
+
+    async def run(self) -> NoReturn:
+        """Subscribe and poll until cancelled."""
+        async with self._subscription:
+            while True:
+                await self._followed.wait()
+                await asyncio.sleep(self.pause)
+                await self.poll()
+
+    def on_message(self, stream: str, message: bytes) -> None:
+        """Take a published entry: id, type, time and data. A message without data only announces the entry."""
+        followers = self._followers.get(stream)
+        if not followers:
+            return
+        entry_id, *fields = message.split(b" ", 3)
+        try:
+            at = order(entry_id.decode())
+        except ValueError:
+            fields = []
+        if len(fields) < 3:
+            self.wake(stream)
+            return
+        kind, time, data = fields
+        if directly_before(at) == order(self._cursor[stream]):
+            # Only for the direct successor: a false message must not hide entries that were not published.
+            self._cursor[stream] = f"{at[0]}-{at[1]}"
+        entry = (entry_id.decode(), [b"type", kind, b"time", time, b"data", data])
+        for follower in followers:
+            follower.offer(at, entry, len(message))
+
+
+class _Subscription(Connection):
+    """The connection that is subscribed to the channels of all followed streams, also after it reconnects."""
+
+    def __init__(self, subscriber: JournalSubscriber) -> None:
+        bus = subscriber.bus
+        super().__init__(bus.server, name=f"{bus.source}:journals", timeout=bus.timeout)
+        self._subscriber = subscriber
+        # channels that were subscribed on this connection, and those that the server has confirmed
+        self._asked: set[str] = set()
+        self.confirmed: set[str] = set()
+        self._changed: set[str] = set()
+
+    def update(self, stream: str) -> None:
+        """The followers of a stream have changed: subscribe to its channel or unsubscribe."""
+        self._changed.add(stream)
+        self._writable.set()
+
+    def _duties(self, connection: BusConnection) -> list[Coroutine[Any, Any, NoReturn]]:
+        self._asked.clear()
+        self.confirmed.clear()
+        self._changed.update(self._subscriber.streams())
+        return [self._subscribe(connection), self._receive(connection), self._check_alive(connection)]
+
+    async def _subscribe(self, connection: BusConnection) -> NoReturn:
+        while True:
+            followed = set(self._subscriber.streams())
+            changed, self._changed = self._changed, set()
+            commands: list[Command] = [("SSUBSCRIBE", stream) for stream in changed & followed - self._asked]
+            commands += [("SUNSUBSCRIBE", stream) for stream in (changed & self._asked) - followed]
+            self._asked = (self._asked | (changed & followed)) - (changed - followed)
+            if commands:
+                await self._send(connection, commands)
+            await self._writable.wait()
+            self._writable.clear()
+
+    async def _send(self, connection: BusConnection, commands: list[Command]) -> None:
+        if not connection.is_connected:
+            raise ConnectionError("Redis closed the connection")
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+
+    async def _receive(self, connection: BusConnection) -> NoReturn:
+        while True:
+            reply = await read_reply(connection)
+            self._useful = True
+            self._take_reply(reply)
+
+    def _take_reply(self, reply: Reply) -> None:
+        match reply:
+            case [b"smessage", stream, message]:
+                self._subscriber.on_message(stream.decode(), message)
+            case [b"ssubscribe", stream, _]:
+                self.confirmed.add(stream.decode())
+                # The entries before this moment were published to nobody here.
+                self._subscriber.wake(stream.decode())
+            case [b"sunsubscribe", stream, _]:
+                # A node also says this of its own accord when it gives the bus to another node.
+                self.confirmed.discard(stream.decode())
+                self._asked.discard(stream.decode())
+                self.update(stream.decode())
+            case ReplyError() if reply.code in ("MOVED", "CLUSTERDOWN"):
+                raise ConnectionError(str(reply))
+            case ReplyError():
+                # A user that may not subscribe: the streams are polled.
+                self._report(str(reply), self.generation)
+
+    async def _check_alive(self, connection: BusConnection) -> NoReturn:
+        """Raise TimeoutError when a silent server does not answer."""
+        asked = connection.received_at
+        while connection.received_at >= asked:
+            await asyncio.sleep(_SILENCE_S)
+            if self._loop.time() - connection.received_at >= _SILENCE_S:
+                asked = self._loop.time()
+                await self._send(connection, [("PING",)])
+                await asyncio.sleep(self._patience)
+        raise TimeoutError(f"Redis has not answered for {self._patience:g} s")
+
+
+@asynccontextmanager
+async def open_subscriber(bus: Bus) -> AsyncIterator[JournalSubscriber]:
+    """Run a JournalSubscriber for as long as the block runs."""
+    subscriber = JournalSubscriber(bus)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(subscriber.run(), name="journal subscriber")
+        try:
+            yield subscriber
+        finally:
+            running.cancel()

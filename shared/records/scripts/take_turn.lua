@@ -1,0 +1,22 @@
+-- Asks for the turn. KEYS: lane, waiting, stream. ARGV: member, inbox, group.
+-- Returns the empty string when it is granted, else who is before.
+redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[1])
+redis.call('EXPIRE', KEYS[1], 86400)
+local mine = redis.call('ZSCORE', KEYS[1], ARGV[1]) == '-1'
+while not mine do
+  local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+  mine = first == ARGV[1]
+  if not mine then
+    if not finished(KEYS[3], ARGV[3], first) then
+      redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+      redis.call('EXPIRE', KEYS[2], 86400)
+      return first
+    end
+    redis.call('ZREM', KEYS[1], first)
+    redis.call('HDEL', KEYS[2], first)
+  end
+end
+-- whoever runs stays first, also when an earlier query is read later
+redis.call('ZADD', KEYS[1], -1, ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return ''
