@@ -184,6 +184,27 @@ async def test_dead_letter_of_failed_effect_survives_a_kill(
     assert [letter.entry_id for letter in dead_letters(client)] == [entry_id]
 
 
+async def test_key_in_place_of_dead_letters_loses_no_entry(own_server: Server, own_client: redis.Redis) -> None:
+    client = own_client
+    for name in (EFFECTS, DEAD_LETTERS):
+        client.set(name, "a string")
+
+    def refusals() -> int:
+        found = [node.client.info("errorstats").get("errorstat_WRONGTYPE", {}) for node in own_server.nodes]
+        return sum(int(one.get("count", 0)) for one in found)
+
+    async def handle(_delivery: Delivery) -> list[Any]:
+        return [("RPUSH", EFFECTS, "x")]
+
+    async with consuming(own_server, handle, visibility_timeout=0.3, max_deliveries=2):
+        (entry_id,) = add(client)
+        # the effect and the dead letter were refused
+        await eventually(lambda: refusals() > 1)
+        client.delete(DEAD_LETTERS)
+        await eventually(lambda: dead_letters(client) and pending(client) == 0)
+    assert [letter.entry_id for letter in dead_letters(client)] == [entry_id]
+
+
 AWKWARD: dict[str, list[bytes]] = {
     "text": [b"payload", b"text \xc3\xa9 \xe2\x80\xa8 \\x00", b"empty", b""],
     "binary": [b"payload", bytes(range(256)), b"\xff\xfe", b"\x00"],
