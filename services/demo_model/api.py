@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -84,17 +84,14 @@ class Api:
         self._embedder = embedder
 
     def app(self) -> Starlette:
-        def route(path: str, handler: Callable[[Request], Awaitable[Response]], *methods: str) -> Route:
-            return Route(path, handler, methods=list(methods))
-
         return Starlette(
             routes=[
-                route("/api/version", self.version, "GET"),
-                route("/api/tags", self.tags, "GET"),
-                route("/api/ps", self.ps, "GET"),
-                route("/api/show", self.show, "POST"),
-                route("/api/chat", self.chat, "POST"),
-                route("/api/embed", self.embed, "POST"),
+                Route("/api/version", self.version),
+                Route("/api/tags", self.tags),
+                Route("/api/ps", self.ps),
+                Route("/api/show", self.show, methods=["POST"]),
+                Route("/api/chat", self.chat, methods=["POST"]),
+                Route("/api/embed", self.embed, methods=["POST"]),
             ],
             middleware=[Middleware(OwnPagesOnly)],
             exception_handlers={ModelError: _failed},
@@ -137,7 +134,7 @@ class Api:
         if body.think:
             raise BadRequest(f'"{body.model}" does not support thinking')
         lines = self._lines(body, started)
-        return _Lines(lines) if body.stream else _Whole(lines)
+        return _Reply(lines, body.stream)
 
     async def _lines(self, body: ChatBody, started: int) -> AsyncGenerator[dict[str, Any], None]:
         if not body.messages:
@@ -176,12 +173,17 @@ def _local(origin: str) -> bool:
     return name in ("127.0.0.1", "localhost", "[::1]")
 
 
-class _Streamed(Response):
-    """An answer that is made while it is sent; a client that goes away stops it."""
+class _Reply(Response):
+    """An answer that is made while it is sent; a client that disconnects stops the model.
 
-    def __init__(self, lines: AsyncGenerator[dict[str, Any], None]) -> None:
+    stream: NDJSON, one line per event; else one object. An error before the first line has a status; a later one is a
+    line.
+    """
+
+    def __init__(self, lines: AsyncGenerator[dict[str, Any], None], stream: bool) -> None:
         super().__init__()
-        self._items = lines
+        self._lines = lines
+        self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
@@ -193,59 +195,41 @@ class _Streamed(Response):
             for task in (sending, gone):
                 task.cancel()
             await asyncio.gather(sending, gone, return_exceptions=True)
-            # Whatever the tasks were doing, the model is not left running.
-            await self._items.aclose()
+            await self._lines.aclose()
         if finished:
             sending.result()
 
     async def _send(self, send: Send) -> None:
-        raise NotImplementedError
-
-
-class _Lines(_Streamed):
-    """NDJSON. An error before the first line has a status; a later one is a line."""
-
-    async def _send(self, send: Send) -> None:
         begun = False
-        try:
-            async for item in self._items:
-                if not begun:
-                    await _begin(send, 200, b"application/x-ndjson")
-                    begun = True
-                await _write(send, orjson.dumps(item) + b"\n", more=True)
-        except ModelError as exc:
+
+        async def write(item: Mapping[str, Any], status: int = 200) -> None:
+            nonlocal begun
             if not begun:
-                await _begin(send, _status(exc), b"application/json")
-            await _write(send, orjson.dumps({"error": str(exc)}) + b"\n", more=True)
-        await _write(send, b"", more=False)
+                kind = b"application/x-ndjson" if self._stream and status == 200 else b"application/json"
+                await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+                begun = True
+            await send({"type": "http.response.body", "body": orjson.dumps(item) + b"\n", "more_body": True})
 
-
-class _Whole(_Streamed):
-    """The same answer as one object."""
-
-    async def _send(self, send: Send) -> None:
-        content: list[str] = []
-        calls: list[Any] = []
-        last: dict[str, Any] = {}
-        status = 200
+        items = []
         try:
-            async for last in self._items:
-                content.append(last["message"]["content"])
-                calls += last["message"].get("tool_calls", [])
-            message = {**last["message"], "content": "".join(content), **({"tool_calls": calls} if calls else {})}
-            answer: dict[str, Any] = {**last, "message": message}
+            async for item in self._lines:
+                if self._stream:
+                    await write(item)
+                else:
+                    items.append(item)
+            if items:
+                await write(_joined(items))
         except ModelError as exc:
-            status, answer = _status(exc), {"error": str(exc)}
-        await _begin(send, status, b"application/json")
-        await _write(send, orjson.dumps(answer), more=False)
+            await write({"error": str(exc)}, _status(exc))
+        await send({"type": "http.response.body", "body": b""})
 
 
-async def _begin(send: Send, status: int, content_type: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type)]})
-
-
-async def _write(send: Send, body: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+def _joined(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the lines of a stream as one object."""
+    content = "".join(line["message"]["content"] for line in lines)
+    calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    last = lines[-1]
+    return {**last, "message": {**last["message"], "content": content, **({"tool_calls": calls} if calls else {})}}
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -267,7 +251,7 @@ def _event(model: str, event: Event, started: int) -> dict[str, Any]:
                 "eval_count": done.completion_tokens,
                 "eval_duration": done.eval_ns,
             }
-            # Zeros are left out, as Ollama does: a rule has read and written no tokens.
+            # Like Ollama, without zeros: a tool call or a short result costs no tokens.
             counts = {name: value for name, value in measured.items() if value}
             return {**_line(model, {"content": ""}), "done": True, "done_reason": done.reason, **counts}
 

@@ -13,8 +13,8 @@ VERSION = "0.33.0"
 _RELEASED = "2024-11-01T00:00:00Z"
 _ABOUT = (
     "A demonstration model: it proves that the stack works, it is not a good model. "
-    "Its tools are chosen by rule and by example phrasings, not by the model; "
-    "errors, confirmations and recalled memories are answered by rule."
+    "Its tools are chosen by example phrasings, not by the model; "
+    "short results of tools are passed on as they are."
 )
 
 

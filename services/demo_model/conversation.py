@@ -1,4 +1,4 @@
-"""One chat request: a tool by rule and example, else an answer by rule or by the model."""
+"""One chat request: a call by rule and example, short results as they are, else an answer by the model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.demo_model.llama import Done, Llama, Text
-from services.demo_model.prompt import build, ruled_answer, turn_of
-from services.demo_model.tools import Call, ExampleIndex, choose, follow_up
+from services.demo_model.prompt import build, short_results, turn_of
+from services.demo_model.rules import Call, follow_up
+from services.demo_model.tools import ExampleIndex, choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Conversation:
     def __init__(self, llama: Llama, index: ExampleIndex) -> None:
         self._llama = llama
         self._index = index
-        # The index learns from descriptions as they come; one thread at a time may look or learn.
-        self._looking = asyncio.Lock()
+        # One thread at a time may use the index: it learns from descriptions.
+        self._index_lock = asyncio.Lock()
 
     async def reply(
         self,
@@ -40,17 +41,16 @@ class Conversation:
         options: Mapping[str, Any],
         response_format: Mapping[str, Any] | None,
     ) -> AsyncGenerator[Event, None]:
-        """The events of one answer; Done comes last. Closing the iterator stops the model."""
+        """Yield the events of one answer; Done comes last. Closing the iterator stops the model."""
         call = await self._tool(messages, tools) if tools else None
         if call is not None:
             function = {"index": 0, "name": call.name, "arguments": call.args}
             yield ToolCalled({"id": f"call_{uuid.uuid4().hex[:8]}", "function": function})
             yield Done("stop")
             return
-        turn = turn_of(messages)
-        ruled = ruled_answer(turn) if response_format is None else None
-        if ruled is not None:
-            yield Text(ruled)
+        short = short_results(turn_of(messages)) if response_format is None else ""
+        if short:
+            yield Text(short)
             yield Done("stop")
             return
         num_ctx = int(options.get("num_ctx") or self._llama.n_ctx)
@@ -64,8 +64,8 @@ class Conversation:
         turn = turn_of(messages)
         if messages[-1].get("role") == "tool":
             return follow_up(turn.question, turn.results, functions)
-        # What a question brings is what it is about.
+        # A question with files is about these files.
         if messages[-1].get("role") != "user" or not turn.question or turn.attached:
             return None
-        async with self._looking:
+        async with self._index_lock:
             return await asyncio.to_thread(choose, turn.question, functions, self._index)

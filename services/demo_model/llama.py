@@ -21,20 +21,8 @@ N_CTX = 2048
 MAX_ANSWER = 512
 DEFAULT_ANSWER = 256
 MAX_WAITING = 64
-# Prompt tokens between two looks at whether anybody still listens: about 0.2 s of work.
+# Prompt tokens between two checks for a client that left: about 0.2 s of work.
 STEP = 64
-# Options that are handed through; the names are the same in both protocols.
-OPTIONS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 _CHARS_PER_TOKEN = 3.2
 
 
@@ -124,7 +112,9 @@ class Llama:
                     # a sentence (a price, a name) may be copied from the prompt.
                     "dry_multiplier": 0.8,
                     "dry_allowed_length": 12,
-                    **{name: options[name] for name in OPTIONS if options.get(name) is not None},
+                    # A loop over "Lyon: Lyon: " is one too: by default a colon ends the comparison.
+                    "dry_sequence_breakers": ["\n"],
+                    **{name: value for name, value in options.items() if name not in ("num_ctx", "num_predict")},
                     "stream": True,
                     "return_progress": True,
                     "stream_options": {"include_usage": True},

@@ -1,8 +1,8 @@
-"""Which tool to call, without a model: sure rules first, then the tool whose example phrasings fit best.
+"""Choice of a tool without a model: a URL, a topic key, else the tool whose example phrasings fit best.
 
-No model that is small enough for a wheel calls tools natively, but rules and examples are right most of the time. A
-tool that ships no examples here is matched by the phrasings in its own description, so that a new tool can be tried
-with the demonstration model too.
+No model that is small enough for a wheel calls tools natively, but the examples are right most of the time. A tool
+without examples here is matched by the phrasings in its own description, so that a new tool can be tried with the
+demonstration model.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from services.demo_model.rules import RULED, Call, filled, follow_up, is_statement, ruled
-
-__all__ = ["Call", "Example", "ExampleIndex", "choose", "follow_up", "shipped_examples"]
+from services.demo_model.rules import BY_RULE, Call, filled, ruled
 
 ANSWER = "answer"
 RIDGE = 0.3
@@ -36,17 +34,13 @@ class Example:
 
 
 def shipped_examples() -> list[Example]:
-    """The examples of this folder."""
+    """Return the examples of this folder."""
     lines = files(__package__).joinpath("examples.jsonl").read_text(encoding="utf-8").splitlines()
     return [Example(**json.loads(line)) for line in lines]
 
 
 class ExampleIndex:
-    """Example phrasings as vectors, and a least-squares fit of the tool over them.
-
-    Left out one at a time, 94 % of the shipped examples are put right by rules and fit, 89 % by rules and a vote of the
-    nearest examples, 65 % by the nearest one alone.
-    """
+    """Example phrasings as vectors, and a least-squares fit of the tool over them."""
 
     def __init__(self, embed: Embed, examples: Iterable[Example]) -> None:
         self._embed = embed
@@ -58,16 +52,16 @@ class ExampleIndex:
         self._shipped = frozenset(self._tools)
 
     def learn(self, tools: Iterable[Mapping[str, Any]]) -> None:
-        """Takes the phrasings from the descriptions of tools that ship no examples; each description once."""
+        """Add the phrasings from the descriptions of tools without shipped examples; each description once."""
         for tool in tools:
             name, description = str(tool["name"]), str(tool.get("description") or "")
-            if name in self._shipped or name in RULED or (name, description) in self._described:
+            if name in self._shipped or name in BY_RULE or (name, description) in self._described:
                 continue
             self._described.add((name, description))
             self._add([Example(name, text) for text in described_phrasings(description)])
 
     def best(self, text: str, allowed: frozenset[str]) -> str:
-        """The allowed tool that fits the text best, or ANSWER."""
+        """Return the allowed tool that fits the text best, or ANSWER."""
         if allowed not in self._fits:
             rows = [row for row, tool in enumerate(self._tools) if tool in allowed or tool == ANSWER]
             self._fits[allowed] = _Fit(self._vectors[rows], [self._tools[row] for row in rows])
@@ -100,16 +94,18 @@ class _Fit:
 
 
 def described_phrasings(description: str) -> list[str]:
-    """Quoted phrases of a tool's description, else its sentences."""
+    """Return the quoted phrases of a tool's description, else its sentences."""
     quoted = re.findall(r"[\"“']([^\"“”']{6,80})[\"”']", description)
     return quoted or [part.strip() for part in re.split(r"(?<=[.!?])\s+", description) if len(part.strip()) > 5]
 
 
 def choose(text: str, tools: Sequence[Mapping[str, Any]], index: ExampleIndex) -> Call | None:
-    """The call for a user's message, or None to answer it. `tools` are the `function` parts of the schemas."""
+    """Return the call for a user's message, or None to answer it.
+
+    tools: the `function` parts of the schemas.
+    """
     offered = {str(tool["name"]): tool for tool in tools}
-    call = ruled(text, frozenset(offered))
-    if call is not None or is_statement(text):
+    if call := ruled(text, offered):
         return call
     index.learn(offered.values())
     # A tool that needs an argument which the text cannot give is not a candidate.

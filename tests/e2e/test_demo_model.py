@@ -37,7 +37,11 @@ SEARCH = {
 }
 SEARCHED = (
     "Today's date: 2026-05-30\n\n[1] Title: Bitcoin price today\n"
-    "    Snippet: Bitcoin is trading at $67,412.55 USD, up 1.2% in the last 24 hours.\n    URL: https://a.example/1"
+    "    Snippet: Bitcoin is trading at $67,412.55 USD, up 1.2% in the last 24 hours.\n    URL: https://a.example/1\n\n"
+    "[2] Title: What moves the price of Bitcoin\n"
+    "    Snippet: Analysts name interest rates, flows into funds and the next halving of the reward for miners. None "
+    "of these says what a coin will cost next year, and most forecasts of the past were wrong.\n"
+    "    URL: https://a.example/2"
 )
 
 
@@ -129,7 +133,7 @@ async def test_a_question_about_the_present_leads_to_a_search_and_an_answer_from
     question = {"role": "user", "content": "What is the current price of Bitcoin in USD?"}
     _, calls, _, _ = await collect(chat_model, ChatRequest(MODEL, [question], tools=[SEARCH], think=False))
     assert [(call.name, call.args) for call in calls] == [
-        ("web_search", {"query": "What is the current price of Bitcoin in USD"})
+        ("web_search", {"query": "What is the current price of Bitcoin in USD?"})
     ]
     messages = [
         question,

@@ -1,17 +1,18 @@
-"""What the small model is given to read; pure."""
+"""The messages for the small model, and the answers that it does not write."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from services.demo_model import conversation
 from services.demo_model.conversation import Conversation
 from services.demo_model.llama import Done, Text
-from services.demo_model.prompt import BRIEF, build, plain, ruled_answer, turn_of
+from services.demo_model.prompt import BRIEF, SHORT_RESULT, build, plain, turn_of
+from services.demo_model.tools import Example, ExampleIndex
 
 SEARCHED = """Today's date: 2026-05-30
 
@@ -70,36 +71,50 @@ def test_the_files_of_a_question_are_its_text_and_no_part_of_it() -> None:
     )
 
 
-async def test_a_question_that_brings_files_is_answered_from_them_without_a_tool(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(conversation, "choose", lambda text, *_: asked.append(text))
-    monkeypatch.setattr(conversation, "ruled_answer", lambda _turn: "Five years.")
-    talk = Conversation(cast(Any, None), cast(Any, None))
-    tools = [{"function": {"name": "search_memory"}}]
-    assert [event async for event in talk.reply([user(ATTACHED)], tools, {}, None)] == [
-        Text("Five years."),
-        Done("stop"),
-    ]
-    assert asked == []
-    assert [event async for event in talk.reply([user("How long?")], tools, {}, None)]
-    assert asked == ["How long?"]
+class Model:
+    """A model with one answer; it keeps what it reads."""
+
+    n_ctx = 2048
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.contexts: list[int] = []
+
+    async def chat(self, prompt: Any, _options: Any, num_ctx: int, _format: Any) -> AsyncIterator[Text | Done]:
+        self.prompts.append(prompt(4000)[-1]["content"])
+        self.contexts.append(num_ctx)
+        yield Text("(the model)")
+        yield Done("stop")
+
+
+async def answer(
+    messages: list[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
+    model: Model | None = None,
+) -> str:
+    """Return the text of the answer. Tools are chosen by one example: "How long?" is for search_memory."""
+    index = ExampleIndex(lambda texts: np.ones((len(texts), 1), np.float32), [Example("search_memory", "How long?")])
+    talk = Conversation(cast(Any, model or Model()), index)
+    events = [event async for event in talk.reply(messages, tools, options, None)]
+    assert events[-1] == Done("stop")
+    return " ".join(event.text if isinstance(event, Text) else event.call["function"]["name"] for event in events[:-1])
+
+
+async def test_question_with_files_is_answered_from_them_without_tool() -> None:
+    required = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    tools = [{"function": {"name": "search_memory", "parameters": required}}]
+    model = Model()
+    assert await answer([user(ATTACHED)], tools, model=model) == "(the model)"
+    assert "Five years." in model.prompts[0]
+    assert await answer([user("How long?")], tools) == "search_memory"
 
 
 @pytest.mark.parametrize(("options", "context"), [({}, 2048), ({"num_ctx": None}, 2048), ({"num_ctx": 512}, 512)])
-async def test_a_prompt_may_be_as_long_as_the_model_reads_or_as_the_client_says(
-    options: dict[str, Any], context: int
-) -> None:
-    asked: list[int] = []
-
-    async def chat(_build: Any, _options: Any, num_ctx: int, _format: Any) -> AsyncIterator[Text | Done]:
-        asked.append(num_ctx)
-        yield Done("stop")
-
-    talk = Conversation(cast(Any, SimpleNamespace(n_ctx=2048, chat=chat)), cast(Any, None))
-    assert [event async for event in talk.reply([user("How long is it?")], [], options, None)] == [Done("stop")]
-    assert asked == [context]
+async def test_prompt_limit_is_the_context_of_model_or_client(options: dict[str, Any], context: int) -> None:
+    model = Model()
+    assert await answer([user("How long is it?")], options=options, model=model) == "(the model)"
+    assert model.contexts == [context]
 
 
 def test_what_only_looks_like_a_file_is_the_question() -> None:
@@ -126,79 +141,36 @@ def test_the_newest_result_is_cut_last() -> None:
     assert "s" * 500 not in built[1]["content"]
 
 
-@pytest.mark.parametrize(
-    ("result", "answer"),
-    [
-        ("[tool error: search failed: 503]", "I could not get that: tool error: search failed: 503."),
-        ("[tool unavailable]", "I could not get that: tool unavailable."),
-        ("No results found for: x", "I have found nothing. (No results found for: x)"),
-        ("No documents found.", "I have found nothing. (No documents found.)"),
-        ("Memory saved: user.language", "I have saved that."),
-        ("[Memory: user.language]\nElixir.", "I remember: Elixir."),
-        (
-            "[Memory recall — 2026-05-30]\n\n1. (relevance: 0.91) 2026-05-30\n   Q: I like tea.\n   A: Noted.",
-            "You told me: “I like tea.”",
-        ),
-    ],
-)
-def test_where_there_is_nothing_to_read_the_answer_is_a_rule(result: str, answer: str) -> None:
-    assert ruled_answer(turn_of([user("q"), told("t", result)])) == answer
-
-
 FACTS = """=== KNOWLEDGE GRAPH FACTS ===
-- Anna lives in Porto: IS true since 2026-05 (said 2026-11-24)
-- Anna is the sister of the user: IS true (said 2026-11-24)
-- Anna lives in Lyon: WAS true until 2026-05 (said 2026-11-24)"""
+- Anna lives in Porto: IS true since 2026-05
+- Anna lives in Lyon: WAS true until 2026-05"""
+RECALLED = "[Memory recall — 2026-05-30]\n\n1. (relevance: 0.91) 2026-05-30\n   Q: I like tea.\n   A: Noted."
 
 
 @pytest.mark.parametrize(
-    ("question", "told"),
+    ("results", "shown"),
     [
-        ("Where did Anna live before?", ["Anna lives in Lyon: WAS true until 2026-05"]),
-        ("Where does Anna live?", ["Anna lives in Porto: IS true since 2026-05"]),
-        ("Who is Anna's sister?", ["Anna is the sister of the user: IS true"]),
-        ("Anything about Bob?", ["Anna lives in Porto", "Anna is the sister of the user"]),
+        (["[tool error: search failed: 503]"], "t answers: [tool error: search failed: 503]"),
+        (["[tool unavailable]"], "t answers: [tool unavailable]"),
+        (["No results found for: x"], "t answers: No results found for: x"),
+        (["Memory saved: user.language"], "t answers: Memory saved: user.language"),
+        (["[Memory: user.language]\nElixir."], "t answers: Elixir."),
+        ([RECALLED], "t answers: I like tea."),
+        (
+            [FACTS],
+            "t answers: Anna lives in Porto: IS true since 2026-05\nAnna lives in Lyon: WAS true until 2026-05",
+        ),
+        (["one", "one", "two"], "t answers: one\nt answers: two"),
+        (["x" * SHORT_RESULT], f"t answers: {'x' * SHORT_RESULT}"),
+        (["x" * (SHORT_RESULT + 1)], "(the model)"),
+        (["[tool unavailable]", "x" * 1000], "(the model)"),
+        ([""], "(the model)"),
+        (["=== KNOWLEDGE GRAPH FACTS ==="], "(the model)"),
+        ([], "(the model)"),
     ],
 )
-def test_facts_are_told_in_their_own_words(question: str, told: list[str]) -> None:
-    answer = ruled_answer(turn_of([user(question), told_by_graph()])) or ""
-    assert answer.startswith("I know this: ")
-    assert [fact for fact in FACTS.splitlines()[1:] if fact.removeprefix("- ") in answer] == [
-        fact for fact in FACTS.splitlines()[1:] if any(part in fact for part in told)
-    ]
-
-
-def told_by_graph() -> dict[str, Any]:
-    return told("search_knowledge_graph", FACTS)
-
-
-def test_where_nothing_was_what_is_is_told() -> None:
-    alone = "=== KNOWLEDGE GRAPH FACTS ===\n- Bob lives in Graz: IS true (said 2026-11-24)"
-    asked = [user("Where did Bob live before?"), told("search_knowledge_graph", alone)]
-    assert ruled_answer(turn_of(asked)) == "I know this: Bob lives in Graz: IS true (said 2026-11-24)."
-
-
-@pytest.mark.parametrize("text", ["My sister Anna lives in Lyon.", "Anna moved to Porto in May.", "I like tea"])
-def test_a_statement_is_noted(text: str) -> None:
-    assert ruled_answer(turn_of([user(text)])) == "Noted."
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["Is my sister in Lyon?", "My sister lives where?", "Tell me a joke.", "Hello", "What I like", "", "Write a poem."],
-)
-def test_what_asks_for_something_is_no_statement(text: str) -> None:
-    assert ruled_answer(turn_of([user(text)])) is None
-
-
-def test_a_failed_tool_beside_a_good_one_leaves_the_answer_to_the_model() -> None:
-    messages = [user("q"), told("a", "[tool unavailable]"), told("web_search", SEARCHED)]
-    assert ruled_answer(turn_of(messages)) is None
-    assert "unavailable" not in build(messages, 4000)[1]["content"]
-
-
-def test_no_results_are_no_ruled_answer() -> None:
-    assert ruled_answer(turn_of([user("q")])) is None
+async def test_short_results_are_passed_on_and_long_ones_read(results: list[str], shown: str) -> None:
+    assert await answer([user("q"), *(told("t", result) for result in results)]) == shown
 
 
 def test_plain_text_has_no_markup() -> None:
