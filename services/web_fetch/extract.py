@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from services.web_fetch.links import Line, Link, absolute, links_in
-from services.web_fetch.plain import lean, plain_base, plain_links, plain_text, too_heavy
+from services.web_fetch.plain import PLAIN_CHARS, PlainPage, beginning, too_heavy
 from services.web_fetch.tree import (
     article_bodies,
     base_of,
@@ -61,9 +61,6 @@ LEAD_WORDS = 8
 # How much of the extracted text is searched for the heading before it is put in front.
 HEADING_WITHIN = 400
 
-# So much is read of a page that is too heavy.
-PLAIN_CHARS = 1_000_000
-
 HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 
 _LOOKS_LIKE_HTML = re.compile(
@@ -99,24 +96,27 @@ def extract(body: str, content_type: str, *, plain: bool = False, url: str = "",
     """Title, main text and links of an HTML page; any other text as it is.
 
     The time and memory for a page have no bound: call this in a process that can be killed (child.py).
-    plain: read only the beginning, without parsing; a page that is too heavy for a parser is always read so.
+    plain: read only the beginning, without extraction; a page that is too heavy for it is always read so.
     url: of the page; without it there are no links. offset: in characters of the text; links behind it come first.
     """
     is_html = content_type in HTML_TYPES or (not content_type and _LOOKS_LIKE_HTML.match(body[:2_000]))
     plain = plain or bool(is_html and too_heavy(body))
-    if plain and is_html and len(body) > PLAIN_CHARS:
-        body = lean(body)
-    cut = plain and len(body) > PLAIN_CHARS
-    if cut:
-        body = body[:PLAIN_CHARS]
     if not is_html:
-        return Extract("", tidy(body), cut)
+        cut = plain and len(body) > PLAIN_CHARS
+        return Extract("", tidy(body[:PLAIN_CHARS] if cut else body), cut)
     if not plain:
         return _from_html(body, url, offset)
-    title, text = plain_text(body)
-    text = tidy(text)
-    found = Extract(title, text, cut, _above(title, text))
-    return _with_links(found, plain_links(body), url, absolute(url, plain_base(body)) or url, offset)
+    body, cut = beginning(body)
+    page = PlainPage(body)
+    texts: list[str] = []
+    linked: list[Line] = []
+    for line in page.lines():
+        texts.append(line.text)
+        if line.anchors:
+            linked.append(line)
+    text = tidy("\n".join(texts))
+    found = Extract(page.title, text, cut, _above(page.title, text))
+    return _with_links(found, linked, url, absolute(url, page.base) or url, offset)
 
 
 def _with_links(

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from html import unescape
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from services.web_fetch.links import Line, absolute
-from services.web_fetch.plain import FURNITURE, INLINE
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
+FURNITURE = (
+    "script", "style", "noscript", "template", "svg", "iframe", "nav", "header", "footer", "aside", "form", "button",
+    "dialog",
+)  # fmt: skip
+_INLINE = frozenset({
+    "a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "dfn", "em", "font", "i", "kbd", "mark", "q", "s", "samp",
+    "small", "span", "strong", "sub", "sup", "time", "u", "var", "wbr",
+})  # fmt: skip
 # Where a line break is text; much code stands in no <pre>.
 _PREFORMATTED = frozenset({"pre", "code", "samp", "kbd", "textarea", "script", "style"})
 # A parser takes such an element for an empty one, and drops the page.
@@ -25,8 +33,7 @@ _SPACES = re.compile(r"[ \t\r\n\f]+")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _DESCRIPTIONS = frozenset({"description", "og:description", "twitter:description"})
-_INLINE = frozenset(INLINE)
-_UNSEEN = frozenset({"script", "style", "noscript", "template"})
+UNSEEN = frozenset({"script", "style", "noscript", "template"})
 # A page with a later refresh is meant to be read.
 MAX_REFRESH_SECONDS = 5
 # `3; url='/next'`: the name and the quotes may be missing, also the closing quote alone.
@@ -102,13 +109,30 @@ def _content(tree: HtmlElement) -> HtmlElement:
     return next((found for found in (tree.find(".//main"), longest, tree.find(".//body")) if found is not None), tree)
 
 
-def lines_of(root: HtmlElement, without: Collection[str] = _UNSEEN) -> Iterator[Line]:
-    """Yield the lines of text below an element, a line for each block, with their links."""
+def _parts(element: HtmlElement) -> list[HtmlElement | str]:
+    parts: list[HtmlElement | str] = [element.text or ""]
+    for child in element:
+        parts += (child, child.tail or "")
+    return parts
+
+
+def lines_of(
+    root: Any,
+    without: Collection[str] = UNSEEN,
+    *,
+    name: Callable[[Any], str] = attrgetter("tag"),
+    parts: Callable[[Any], list[Any]] = _parts,
+) -> Iterator[Line]:
+    """Yield the lines of text below an element, a line for each block, with their links.
+
+    without: names of elements to leave out. name, parts: return the name of an element, and its texts and children in
+    order; by default of lxml.
+    """
     line, link = Line(), ""
     # The first piece of the open link in the line.
     begin = 0
     # The remaining items, the next one last; None ends a link.
-    left: list[HtmlElement | str | None] = [root]
+    left: list[Any] = [root]
     while left:
         item = left.pop()
         if item is None:
@@ -123,18 +147,15 @@ def lines_of(root: HtmlElement, without: Collection[str] = _UNSEEN) -> Iterator[
                     line, begin = Line(), 0
                 if part:
                     line.pieces.append(part)
+        elif name(item) in without:
+            left.append("\n")
         else:
-            if item is not root:
-                left.append(item.tail or "")
-            if item.tag in without:
-                left.append("\n")
-                continue
-            if item.tag == "a" and item.get("href"):
+            if name(item) == "a" and item.get("href"):
                 line.close(link, begin)
                 link, begin = item.get("href"), len(line.pieces)
                 left.append(None)
-            edge = "" if item.tag in _INLINE else "\n"
-            left += [edge, *reversed(item), item.text or "", edge]
+            edge = "" if name(item) in _INLINE else "\n"
+            left += [edge, *reversed(parts(item)), edge]
     line.close(link, begin)
     if line.text:
         yield line

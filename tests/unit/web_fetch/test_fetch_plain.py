@@ -1,4 +1,4 @@
-"""Reading without a parser."""
+"""Pages that are too heavy for the extraction."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.web_fetch.extract import PLAIN_CHARS, extract
-from services.web_fetch.plain import MAX_ATTRIBUTES, MAX_BRACKETS, MAX_DEPTH, MAX_TAGS, plain_text, too_heavy
+from services.web_fetch.extract import extract
+from services.web_fetch.plain import (
+    MAX_ATTRIBUTES,
+    MAX_BRACKETS,
+    MAX_DEPTH,
+    MAX_TAGS,
+    PLAIN_CHARS,
+    PLAIN_TAGS,
+    too_heavy,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +27,9 @@ from services.web_fetch.plain import MAX_ATTRIBUTES, MAX_BRACKETS, MAX_DEPTH, MA
         ("<nav><a>Menu</a></nav>text<script>if (a<b) run('<p>')</script>", "text"),
         ("<SCRIPT>run()</SCRIPT\n>text<!-- no <p> -->more", "textmore"),
         ("<nav>never closed<p>text", "never closed\ntext"),
-        ("<!-- never closed <p>text", "<!-- never closed\ntext"),
+        ("<nav>Menu</nav><nav>never closed<p>text", "Menu\nnever closed\ntext"),
+        ("text<!-- never closed <p>rest", "text"),
+        ("<pre>one\ntwo</pre>", "one\ntwo"),
         ("a &lt;b&gt; &amp;amp; &#x41;&#66; &nosuch; &#xD800; &#9999999;", "a <b> &amp; AB &nosuch; \ufffd \ufffd"),
         ("1 < 2 and 3 > 2", "1 < 2 and 3 > 2"),
         ("<asidelong>x</asidelong>", "x"),
@@ -27,11 +37,12 @@ from services.web_fetch.plain import MAX_ATTRIBUTES, MAX_BRACKETS, MAX_DEPTH, MA
     ],
 )
 def test_tags_and_furniture_are_left_out(html: str, text: str) -> None:
-    assert plain_text(html)[1] == text
+    assert extract(html, "text/html", plain=True).text == text
 
 
 def test_the_title_is_found() -> None:
-    assert plain_text("<head><title lang=en>Tom &amp;\n Jerry</title></head>x")[0] == "Tom & Jerry"
+    found = extract("<head><title lang=en>Tom &amp;\n Jerry</title></head>x", "text/html", plain=True)
+    assert (found.title, found.text) == ("Tom & Jerry", "x")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +104,14 @@ def test_of_a_heavy_page_the_beginning_is_read() -> None:
     assert found.cut
 
 
+def test_heavy_page_with_very_many_tags_is_cut() -> None:
+    found = extract("<p>word" * (PLAIN_TAGS + 1), "text/html")
+    assert (found.text.count("word"), found.cut) == (PLAIN_TAGS, True)
+    assert not extract("<p>word" * PLAIN_TAGS, "text/html").cut
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet="<>/abhnv1p \n&;=\"'!-#x", max_size=300))
 def test_any_text_can_be_read(html: str) -> None:
-    plain_text(html)
+    extract(html, "text/html", plain=True)
     too_heavy(html)
