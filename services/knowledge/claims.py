@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from services.knowledge.dates import date_of
-from services.knowledge.names import KINDS, MAX_NAME, USER, USER_NAME, Kind, key_of, named, occurs, shown
+from services.knowledge.names import KINDS, MAX_NAME, USER, USER_NAME, Kind, named, occurs, shown
 from services.knowledge.relations import relation_of, symmetric
 
 Holds = Literal["is", "was"]
@@ -147,7 +147,7 @@ def grounded(turn: Turn, found: dict[str, Any], by: By) -> Claim | None:
     return None
 
 
-def once(claims: Iterable[Claim]) -> list[Claim]:
+def distinct(claims: Iterable[Claim]) -> list[Claim]:
     """One claim for each id; of what a turn says to be and to have been so, what is."""
     found: dict[str, Claim] = {}
     for one in claims:
@@ -189,14 +189,3 @@ def _kind(kind: str, key: str, implied: Kind) -> Kind:
         return "person"
     known: Kind = next((one for one in KINDS if one == kind), "thing")
     return implied if known == "thing" else known
-
-
-def moved(claim: Claim, **changes: Any) -> Claim:
-    """The claim with other values, under its old id."""
-    return replace(claim, **changes)
-
-
-__all__ = [
-    "FIELDS", "By", "Claim", "Holds", "Speaker", "Turn", "claim", "claim_of", "grounded", "key_of", "moved", "once",
-    "sentences",
-]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import orjson
 
-from services.knowledge.claims import Claim, Turn, grounded, once
+from services.knowledge.claims import Claim, Turn, distinct, grounded
 from services.knowledge.dates import day
 from services.knowledge.names import KINDS, MAX_NAME
 from services.knowledge.relations import MAX_RELATION
@@ -77,7 +77,7 @@ def parsed(text: str, turn: Turn) -> list[Claim] | None:
     if not isinstance(facts, list):
         return None
     found = [grounded(turn, fact, "model") for fact in facts[: 2 * _FACTS] if isinstance(fact, dict)]
-    claims = once(claim for claim in found if claim is not None)
+    claims = distinct(claim for claim in found if claim is not None)
     return claims if claims or not facts else None
 
 

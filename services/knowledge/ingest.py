@@ -78,7 +78,9 @@ class Ingest:
         turn = turn_of(response, message.envelope.time)
         self._fault("received")
         by_model = settings.by_model and await self._room()
-        written = await retry_while_transient(lambda: self._store.hear(turn, rules.read(turn), settled=not by_model))
+        written = await retry_while_transient(
+            lambda: self._store.replace_claims(turn, rules.read(turn), settled=not by_model)
+        )
         self._fault("read by rule")
         if written is None or not by_model:
             return ()
@@ -97,7 +99,7 @@ class Ingest:
         if claims is None:
             await retry_while_transient(lambda: self._store.settle(wish.user_id, wish.response_id))
         else:
-            await retry_while_transient(lambda: self._store.hear(source.turn, claims, settled=True))
+            await retry_while_transient(lambda: self._store.replace_claims(source.turn, claims, settled=True))
         self._fault("merged")
         return ()
 

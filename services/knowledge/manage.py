@@ -6,16 +6,17 @@ The user is the request's. `all_users` is for the backup: the gateway sets it fo
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from services.knowledge.claims import Claim, Holds, Turn, claim, moved
+from services.knowledge.claims import Claim, Holds, Turn, claim
 from services.knowledge.dates import date_of
 from services.knowledge.graph import GraphUnavailable
 from services.knowledge.merging import Fact
 from services.knowledge.names import Kind
-from services.knowledge.search import Search, shown, shown_thing
+from services.knowledge.search import Search, entity_json, fact_json
 from services.knowledge.statements import BY_HAND
 from services.knowledge.store import Store
 from shared.bus import Bus
@@ -65,7 +66,7 @@ class KnowledgeManage(BaseModel):
 
 
 class Line(BaseModel):
-    """A claim as it is moved in and out. Its id is made of the others."""
+    """A claim of an export. Its id is computed from the other fields."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -124,25 +125,25 @@ class Manage:
         facts = await self._search.all(request.user_id)
         if args.about:
             names = await self._search.names(request.user_id)
-            meant = set(names.meant(args.about))
+            meant = set(names.matching(args.about))
             facts = [fact for fact in facts if meant & {fact.subject.id, fact.object.id}]
         facts = [fact for fact in facts if args.state in ("", fact.state)]
-        start = _place(args.cursor, facts)
+        start = _page_start(args.cursor, facts)
         page = facts[start : start + args.limit]
         more = start + args.limit < len(facts)
         return {
-            "facts": [_told(fact) for fact in page],
+            "facts": [_with_newest_sources(fact) for fact in page],
             "cursor": f"{page[-1].said}|{page[-1].id}" if more else None,
             "total": len(facts),
         }
 
     async def _get(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
         fact = await self._search.of_claim(request.user_id, args.id)
-        return {"found": False} if fact is None else {"found": True, "fact": _told(fact)}
+        return {"found": False} if fact is None else {"found": True, "fact": _with_newest_sources(fact)}
 
     async def _add(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
         turn = await self._by_hand(request)
-        new = _stated(turn, args, None)
+        new = _entered_claim(turn, args, None)
         await self._store.correct(request.user_id, turn, [], new)
         return await self._now(request, new)
 
@@ -151,7 +152,7 @@ class Manage:
         if fact is None:
             return {"found": False}
         turn = await self._by_hand(request)
-        new = _stated(turn, args, fact)
+        new = _entered_claim(turn, args, fact)
         await self._store.correct(request.user_id, turn, fact.claims, new)
         return {"found": True, **await self._now(request, new)}
 
@@ -159,7 +160,7 @@ class Manage:
         fact = await self._search.of_claim(request.user_id, args.id)
         if fact is None:
             return {"found": False}
-        await self._store.unsay(request.user_id, fact.claims)
+        await self._store.remove_claims(request.user_id, fact.claims)
         return {"found": True}
 
     async def _entities(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
@@ -167,11 +168,11 @@ class Manage:
         found: dict[str, dict[str, Any]] = {}
         for fact in await self._search.all(request.user_id):
             for thing in {one.id: one for one in (fact.object, fact.subject)}.values():
-                entity = found.setdefault(thing.id, {**shown_thing(thing), "facts": 0})
+                entity = found.setdefault(thing.id, {**entity_json(thing), "facts": 0})
                 entity["facts"] += 1
         for name, entity in found.items():
-            entity["names"] = names.same([name])
-        meant = names.meant(args.about) if args.about else list(found)
+            entity["names"] = names.with_aliases([name])
+        meant = names.matching(args.about) if args.about else list(found)
         ranked = sorted((found[one] for one in meant if one in found), key=lambda one: (-one["facts"], one["id"]))
         return {"entities": ranked[: args.limit], "total": len(ranked)}
 
@@ -183,7 +184,7 @@ class Manage:
         else:
             everything = await self._search.all(request.user_id)
             facts = [fact for fact in everything if fact.state != "doubted"][: min(args.limit * 4, _DRAWN)]
-        nodes = {thing.id: shown_thing(thing) for fact in facts for thing in (fact.subject, fact.object)}
+        nodes = {thing.id: entity_json(thing) for fact in facts for thing in (fact.subject, fact.object)}
         edges = [
             {"id": fact.id, "from": fact.subject.id, "to": fact.object.id, "relation": fact.relation,
              "state": fact.state, "since": fact.since or None, "until": fact.until or None,
@@ -204,7 +205,7 @@ class Manage:
             if args.cursor and one < user_id:
                 continue
             start = after if one == user_id else ""
-            if page := await self._store.page(one, start, args.limit):
+            if page := await self._store.claims_page(one, start, args.limit):
                 return {
                     "lines": [{"user_id": one, **claim.row()} for claim in page],
                     "cursor": f"{one}|{page[-1].id}",
@@ -219,12 +220,12 @@ class Manage:
             try:
                 line = _LINE.validate_python(raw)
                 user_id = (line.user_id or request.user_id) if args.all_users else request.user_id
-                by_user.setdefault(user_id, []).append(_taken(line, user_id))
+                by_user.setdefault(user_id, []).append(_imported_claim(line, user_id))
             except (ValidationError, ToolError) as exc:
-                errors.append({"line": number, "message": _complaint(exc)})
+                errors.append({"line": number, "message": _message(exc)})
         imported = 0
         for user_id, claims in by_user.items():
-            imported += await self._store.take(user_id, claims)
+            imported += await self._store.import_claims(user_id, claims)
         there = sum(map(len, by_user.values())) - imported
         return {"imported": imported, "there": there, "errors": errors}
 
@@ -235,8 +236,8 @@ class Manage:
             users = [one for one in await self._store.users() if await self._store.count(one)]
         if not users:
             return {"left": False}
-        while page := await self._store.page(users[0], "", _PART):
-            await self._store.unsay(users[0], page)
+        while page := await self._store.claims_page(users[0], "", _PART):
+            await self._store.remove_claims(users[0], page)
         return {"left": len(users) > 1}
 
     async def _stats(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
@@ -255,16 +256,16 @@ class Manage:
 
     async def _now(self, request: ToolRequest, new: Claim) -> dict[str, Any]:
         fact = await self._search.of_claim(request.user_id, new.id)
-        return {"fact": None if fact is None else _told(fact)}
+        return {"fact": None if fact is None else _with_newest_sources(fact)}
 
 
-def _told(fact: Fact) -> dict[str, Any]:
+def _with_newest_sources(fact: Fact) -> dict[str, Any]:
     """A fact with its newest sources; of one that is told every day, not with all."""
-    told = shown(fact)
+    told = fact_json(fact)
     return {**told, "sources": told["sources"][-_SOURCES:], "why": told["why"][-_SOURCES:]}
 
 
-def _stated(turn: Turn, args: KnowledgeManage, old: Fact | None) -> Claim:
+def _entered_claim(turn: Turn, args: KnowledgeManage, old: Fact | None) -> Claim:
     """What a person says, with what he leaves out from the fact that he corrects. Raises ToolError."""
     for name in ("since", "until"):
         given = getattr(args, name)
@@ -295,7 +296,7 @@ def _stated(turn: Turn, args: KnowledgeManage, old: Fact | None) -> Claim:
     return new
 
 
-def _taken(line: Line, user_id: str) -> Claim:
+def _imported_claim(line: Line, user_id: str) -> Claim:
     """Raises ToolError."""
     turn = Turn(line.source, user_id, line.session_id, line.said, "")
     found = claim(
@@ -305,17 +306,17 @@ def _taken(line: Line, user_id: str) -> Claim:
     )  # fmt: skip
     if found is None:
         raise ToolError("subject, relation and object do not make a fact")
-    return moved(found, speaker=line.speaker)
+    return replace(found, speaker=line.speaker)
 
 
-def _complaint(exc: ValidationError | ToolError) -> str:
+def _message(exc: ValidationError | ToolError) -> str:
     if isinstance(exc, ToolError):
         return str(exc)
     first = exc.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def _place(cursor: str | None, facts: Iterable[Fact]) -> int:
+def _page_start(cursor: str | None, facts: Iterable[Fact]) -> int:
     """Where a page begins. Raises ToolError."""
     if cursor is None:
         return 0

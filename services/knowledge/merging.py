@@ -26,7 +26,7 @@ from services.knowledge.relations import ALIAS, exclusive, symmetric
 # Where the two ends of a fact differ, the later of these counts.
 State = Literal["is", "was", "doubted"]
 # The entity of a name's key.
-Entity = Callable[[str], str]
+EntityOf = Callable[[str], str]
 
 # How far a single source is trusted.
 _TRUST = {"person": 1.0, "user": 0.8, "assistant": 0.5}
@@ -34,7 +34,7 @@ _BY_RULES = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class Entity:
     """Who or what a fact is about: `id` is its entity's key, `name` the spelling that was used most."""
 
     id: str
@@ -48,9 +48,9 @@ class Fact:
     ahead: it is not so yet."""
 
     id: str
-    subject: Thing
+    subject: Entity
     relation: str
-    object: Thing
+    object: Entity
     state: State
     since: str
     until: str
@@ -76,8 +76,8 @@ class Fact:
 
 
 @dataclass(slots=True)
-class _Open:
-    """What the claims of one place say up to now. `current` is the object that is so."""
+class _Timeline:
+    """What the claims of one slot say up to now. `current` is the object that is so."""
 
     current: str | None = None
     since: dict[str, str] = field(default_factory=dict)
@@ -93,12 +93,12 @@ class _Open:
             self.current = None
 
 
-def itself(key: str) -> str:
+def no_aliases(key: str) -> str:
     """The entity of a key where nothing is known of aliases."""
     return key
 
 
-def facts_of(claims: Iterable[Claim], entity: Entity = itself, today: str = "") -> list[Fact]:
+def facts_of(claims: Iterable[Claim], entity: EntityOf = no_aliases, today: str = "") -> list[Fact]:
     """All facts that the claims make, in the order of their ids. today: a day; '' when nothing is to come."""
     unique = {one.id: one for one in claims}.values()
     if today and unique:
@@ -110,30 +110,30 @@ def facts_of(claims: Iterable[Claim], entity: Entity = itself, today: str = "") 
     found += [
         replace(fact, subject=replace(fact.subject, id=entity(fact.subject.id)),
                 object=replace(fact.object, id=entity(fact.object.id)))
-        for fact in _facts(names, itself, today)
+        for fact in _facts(names, no_aliases, today)
     ]  # fmt: skip
     return sorted(found, key=lambda fact: fact.id)
 
 
-def _facts(claims: Iterable[Claim], entity: Entity, today: str) -> list[Fact]:
-    told = sorted(claims, key=_when)
+def _facts(claims: Iterable[Claim], entity: EntityOf, today: str) -> list[Fact]:
+    told = sorted(claims, key=_order)
     groups: dict[tuple[str, str, str], list[Claim]] = defaultdict(list)
-    places: dict[tuple[str, ...], list[Claim]] = defaultdict(list)
+    slots: dict[tuple[str, ...], list[Claim]] = defaultdict(list)
     for one in told:
-        key = _fact(one, entity)
+        key = _key(one, entity)
         if key[0] == key[2]:
             # two names of one entity
             continue
         groups[key].append(one)
-        for place in _places(key):
-            places[place].append(one)
-    seen = {place: _read(those, partial(_other_end, entity, place), today) for place, those in places.items()}
-    names = _things(told, entity)
-    return [_made(key, those, names, [(place, seen[place]) for place in _places(key)], today)
+        for slot in _slots(key):
+            slots[slot].append(one)
+    seen = {slot: _timeline(those, partial(_other_end, entity, slot), today) for slot, those in slots.items()}
+    names = _entities(told, entity)
+    return [_fact_of(key, those, names, [(slot, seen[slot]) for slot in _slots(key)], today)
             for key, those in groups.items()]  # fmt: skip
 
 
-def told(fact: Fact) -> str:
+def fact_line(fact: Fact) -> str:
     """The fact as a model reads it: one line that says IS or WAS, with dates. What is doubted no model reads."""
     said = f"{_name(fact.subject, True)} {_phrase(fact.relation, fact.object)}"
     dates = f" since {fact.since}" if fact.since else ""
@@ -146,7 +146,7 @@ def told(fact: Fact) -> str:
     return f"{said}: IS{' to be' if fact.ahead else ''} true{dates} (said {day(fact.said)})"
 
 
-def _phrase(relation: str, object_: Thing) -> str:
+def _phrase(relation: str, object_: Entity) -> str:
     name = _name(object_, False)
     if relation.startswith("favourite "):
         return f"has the {relation} {name}"
@@ -155,22 +155,22 @@ def _phrase(relation: str, object_: Thing) -> str:
     return f"{relation} {name}"
 
 
-def _name(thing: Thing, first: bool) -> str:
+def _name(thing: Entity, first: bool) -> str:
     return (USER_NAME.capitalize() if first else USER_NAME) if thing.id == USER else thing.name
 
 
-def _when(claim: Claim) -> tuple[int, str]:
+def _order(claim: Claim) -> tuple[int, str]:
     return claim.said, claim.id
 
 
-def _fact(claim: Claim, entity: Entity) -> tuple[str, str, str]:
+def _key(claim: Claim, entity: EntityOf) -> tuple[str, str, str]:
     subject, object_ = entity(claim.subject_key), entity(claim.object_key)
     if symmetric(claim.relation) and object_ < subject:
         subject, object_ = object_, subject
     return subject, claim.relation, object_
 
 
-def _places(key: tuple[str, str, str]) -> list[tuple[str, ...]]:
+def _slots(key: tuple[str, str, str]) -> list[tuple[str, ...]]:
     """Within which claims compete: of one subject and relation where there can be one object, else of the fact."""
     subject, relation, object_ = key
     if not exclusive(relation):
@@ -178,15 +178,15 @@ def _places(key: tuple[str, str, str]) -> list[tuple[str, ...]]:
     return [(subject, relation), (object_, relation)] if symmetric(relation) else [(subject, relation)]
 
 
-def _other_end(entity: Entity, place: tuple[str, ...], claim: Claim) -> str:
-    """What competes: the object, seen from the place's entity."""
+def _other_end(entity: EntityOf, slot: tuple[str, ...], claim: Claim) -> str:
+    """What competes: the object, seen from the slot's entity."""
     subject, object_ = entity(claim.subject_key), entity(claim.object_key)
-    return subject if object_ == place[0] else object_
+    return subject if object_ == slot[0] else object_
 
 
-def _read(claims: Sequence[Claim], object_of: Callable[[Claim], str], today: str) -> _Open:
-    """The claims of one place in the order in which they count; the user's come first."""
-    found = _Open()
+def _timeline(claims: Sequence[Claim], object_of: Callable[[Claim], str], today: str) -> _Timeline:
+    """The claims of one slot in the order in which they count; the user's come first."""
+    found = _Timeline()
     for of_user in (True, False):
         settled, sure = set(found.state), found.current is not None
         told = [
@@ -195,35 +195,35 @@ def _read(claims: Sequence[Claim], object_of: Callable[[Claim], str], today: str
             if (one.speaker == "user") is of_user and object_of(one) not in settled
         ]
         taken_back = {key: one.said for key, one in told if one.holds == "was"}
-        for key, one in sorted(told, key=lambda each: _counts(each[1])):
-            if _ahead(one) and taken_back.get(key, 0) > one.said:
+        for key, one in sorted(told, key=lambda each: _effective_order(each[1])):
+            if _is_plan(one) and taken_back.get(key, 0) > one.said:
                 # a plan of which nothing came
                 continue
             if sure and one.holds == "is":
                 found.state[key] = "doubted"
-            elif one.holds == "is" and _to_come(one.since, today):
+            elif one.holds == "is" and _is_future(one.since, today):
                 found.state.setdefault(key, "is")
                 found.since.setdefault(key, one.since)
             else:
-                _say(found, key, one)
+                _apply(found, key, one)
     return found
 
 
-def _counts(claim: Claim) -> tuple[str, int, str]:
+def _effective_order(claim: Claim) -> tuple[str, int, str]:
     """The order in which claims count: as they were said; of a day to come, with those of that day."""
-    return claim.since if _ahead(claim) else day(claim.said), claim.said, claim.id
+    return claim.since if _is_plan(claim) else day(claim.said), claim.said, claim.id
 
 
-def _ahead(claim: Claim) -> bool:
+def _is_plan(claim: Claim) -> bool:
     """Whether it was told of a time after that at which it was said."""
-    return claim.holds == "is" and _to_come(claim.since, day(claim.said))
+    return claim.holds == "is" and _is_future(claim.since, day(claim.said))
 
 
-def _to_come(date: str, today: str) -> bool:
+def _is_future(date: str, today: str) -> bool:
     return earlier(today, date)
 
 
-def _say(found: _Open, key: str, claim: Claim) -> None:
+def _apply(found: _Timeline, key: str, claim: Claim) -> None:
     if claim.holds == "was":
         if earlier(claim.until, found.since.get(key, "")):
             # an earlier time of it
@@ -256,18 +256,18 @@ def _say(found: _Open, key: str, claim: Claim) -> None:
         found.until[key] = claim.until
 
 
-def _made(
+def _fact_of(
     key: tuple[str, str, str],
     claims: Sequence[Claim],
-    names: dict[str, Thing],
-    seen: Sequence[tuple[tuple[str, ...], _Open]],
+    names: dict[str, Entity],
+    seen: Sequence[tuple[tuple[str, ...], _Timeline]],
     today: str,
 ) -> Fact:
     subject, relation, object_ = key
-    states = [(one, object_ if place[0] == subject else subject) for place, one in seen]
+    states = [(one, object_ if slot[0] == subject else subject) for slot, one in seen]
     # of a relation that binds both ends, what one end says is over is over
-    place, end = max(states, key=lambda one: get_args(State).index(one[0].state[one[1]]))
-    state, until = place.state[end], place.until.get(end, "")
+    slot, end = max(states, key=lambda one: get_args(State).index(one[0].state[one[1]]))
+    state, until = slot.state[end], slot.until.get(end, "")
     if state != "doubted":
         state = "was" if earlier(until, today) else "is" if earlier(today, until) else state
     by_source: dict[str, float] = {}
@@ -282,12 +282,12 @@ def _made(
         relation=relation,
         object=names[object_],
         state=state,
-        since=place.since.get(end, ""),
+        since=slot.since.get(end, ""),
         until=until,
         confidence=round(1 - doubt, 3),
         claims=tuple(claims),
-        closed_by=place.closed_by.get(end),
-        ahead=state == "is" and _to_come(place.since.get(end, ""), today),
+        closed_by=slot.closed_by.get(end),
+        ahead=state == "is" and _is_future(slot.since.get(end, ""), today),
     )
 
 
@@ -296,7 +296,7 @@ def _trust(claim: Claim) -> float:
     return trust * _BY_RULES if claim.by == "rules" else trust
 
 
-def _things(claims: Sequence[Claim], entity: Entity) -> dict[str, Thing]:
+def _entities(claims: Sequence[Claim], entity: EntityOf) -> dict[str, Entity]:
     """Each entity with the name and the kind that was used most; any kind says more than `thing`."""
     names: dict[str, Counter[str]] = defaultdict(Counter)
     kinds: dict[str, Counter[Kind]] = defaultdict(Counter)
@@ -307,7 +307,7 @@ def _things(claims: Sequence[Claim], entity: Entity) -> dict[str, Thing]:
         ):
             names[entity(key)][name] += 1
             kinds[entity(key)][kind] += kind != "thing"
-    return {key: Thing(key, _name_of(key, names[key]), _kind_of(key, kinds[key])) for key in names}
+    return {key: Entity(key, _name_of(key, names[key]), _kind_of(key, kinds[key])) for key in names}
 
 
 def _name_of(key: str, used: Counter[str]) -> str:

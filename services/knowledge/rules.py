@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from services.knowledge.claims import Claim, Turn, claim, once, sentences
+from services.knowledge.claims import Claim, Turn, claim, distinct, sentences
 from services.knowledge.dates import MONTHS
 from services.knowledge.relations import ALIAS, KIN, PARTNERS, kinship
 
@@ -71,7 +71,7 @@ _STATED = re.compile(rf"{_WHO} (?:is|{_VERB.pattern})|[Mm]y \w+|I have\b")
 
 def read(turn: Turn) -> list[Claim]:
     """Return the claims that the user's words state."""
-    return once(found for found in _claims(turn) if found is not None)
+    return distinct(found for found in _claims(turn) if found is not None)
 
 
 def _claims(turn: Turn) -> Iterator[Claim | None]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from services.knowledge.claims import Claim
 from services.knowledge.dates import day
-from services.knowledge.meaning import Names
-from services.knowledge.merging import Fact, Thing, facts_of, told
+from services.knowledge.merging import Entity, Fact, fact_line, facts_of
+from services.knowledge.name_index import Names
 from services.knowledge.names import USER
 from services.knowledge.relations import exclusive, symmetric
 from services.knowledge.store import Store
@@ -61,7 +61,7 @@ class Search:
     ) -> list[Hit]:
         """The best hits; facts about the user where nobody is named. What is doubted is not among them."""
         names = await self.names(user_id)
-        wanted = [names.meant(text) for text in (*people, *locations)] if people or locations else [[USER]]
+        wanted = [names.matching(text) for text in (*people, *locations)] if people or locations else [[USER]]
         asked = {entity for entities in wanted for entity in entities}
         first = await self._around(user_id, names, asked, _CLAIMS)
         hits = [Hit(fact, 1) for fact in first]
@@ -76,8 +76,8 @@ class Search:
 
     async def _around(self, user_id: str, names: Names, entities: Sequence[str] | set[str], each: int) -> list[Fact]:
         """The facts that touch entities, as the newest claims about them and what competes with these say."""
-        keys = names.same(entities)
-        claims = {one.id: one for one in await self._store.touching(user_id, keys, each)}
+        keys = names.with_aliases(entities)
+        claims = {one.id: one for one in await self._store.newest_claims(user_id, keys, each)}
         for one in await self._rivals(user_id, names, list(claims.values()), each):
             claims[one.id] = one
         near = set(entities)
@@ -88,19 +88,21 @@ class Search:
         """What else is said where there can be one object: who lives in Lyon may have moved since."""
         bound = [one for one in claims if exclusive(one.relation)]
         subjects = {one.subject_key for one in bound} | {one.object_key for one in bound if symmetric(one.relation)}
-        return await self._store.places(user_id, names.same(subjects), {one.relation for one in bound}, each)
+        return await self._store.newest_claims_with(
+            user_id, names.with_aliases(subjects), {one.relation for one in bound}, each
+        )
 
     async def of_claim(self, user_id: str, claim_id: str) -> Fact | None:
         """The fact that rests on a claim, with others or alone."""
-        claim = await self._store.one(user_id, claim_id)
+        claim = await self._store.claim(user_id, claim_id)
         if claim is None:
             return None
         names = await self.names(user_id)
-        ends = [names.same([key]) for key in (claim.subject_key, claim.object_key)]
+        ends = [names.with_aliases([key]) for key in (claim.subject_key, claim.object_key)]
         # all that it rests on and that competes with it; what else is said of both tells their names and kinds
         claims = [
-            *await self._store.touching(user_id, {*ends[0], *ends[1]}, _CLAIMS),
-            *await self._store.between(user_id, *ends),
+            *await self._store.newest_claims(user_id, {*ends[0], *ends[1]}, _CLAIMS),
+            *await self._store.claims_between(user_id, *ends),
             *await self._rivals(user_id, names, [claim], _EVERY),
         ]
         facts = facts_of(claims, names.entity, day(self._clock()))
@@ -109,7 +111,7 @@ class Search:
     async def all(self, user_id: str) -> list[Fact]:
         """Every fact of a user's, the newest first."""
         names = await self.names(user_id)
-        claims = await self._store.all(user_id)
+        claims = await self._store.claims(user_id)
         facts = await asyncio.to_thread(facts_of, claims, names.entity, day(self._clock()))
         return sorted(facts, key=lambda fact: (-fact.said, fact.id))
 
@@ -123,33 +125,33 @@ def _rank(hit: Hit, wanted: Sequence[Sequence[str]]) -> tuple[Any, ...]:
 
 def text_of(hits: Sequence[Hit]) -> str:
     """What a model reads."""
-    return "\n".join([HEADING, *(f"- {told(hit.fact)}" for hit in hits)]) if hits else NOTHING
+    return "\n".join([HEADING, *(f"- {fact_line(hit.fact)}" for hit in hits)]) if hits else NOTHING
 
 
-def shown_thing(thing: Thing) -> dict[str, Any]:
+def entity_json(thing: Entity) -> dict[str, Any]:
     return {"id": thing.id, "name": thing.name, "kind": thing.kind}
 
 
-def shown(fact: Fact) -> dict[str, Any]:
+def fact_json(fact: Fact) -> dict[str, Any]:
     """A fact as clients get it."""
     return {
         "id": fact.id,
-        "subject": shown_thing(fact.subject),
+        "subject": entity_json(fact.subject),
         "relation": fact.relation,
-        "object": shown_thing(fact.object),
+        "object": entity_json(fact.object),
         "state": fact.state,
         "since": fact.since or None,
         "until": fact.until or None,
         "said": day(fact.said),
         "time": fact.said,
         "confidence": fact.confidence,
-        "text": told(fact),
+        "text": fact_line(fact),
         "why": fact.why(),
-        "sources": [shown_claim(one) for one in fact.claims],
+        "sources": [source_json(one) for one in fact.claims],
     }
 
 
-def shown_claim(claim: Claim) -> dict[str, Any]:
+def source_json(claim: Claim) -> dict[str, Any]:
     return {
         "source": claim.source,
         "session_id": claim.session_id,

@@ -11,9 +11,9 @@ from typing import Any
 from services.knowledge.extract import Extractor
 from services.knowledge.graph import Graph
 from services.knowledge.ingest import Hook, Ingest
-from services.knowledge.keeping import kinds
 from services.knowledge.manage import Manage
 from services.knowledge.migrate import migrate
+from services.knowledge.retention import kinds
 from services.knowledge.search import Search
 from services.knowledge.settings import EMBEDDED, KnowledgeSettings
 from services.knowledge.sqlite import open_sqlite

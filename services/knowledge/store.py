@@ -33,7 +33,7 @@ class Store:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def hear(self, turn: Turn, claims: Sequence[Claim], *, settled: bool) -> int | None:
+    async def replace_claims(self, turn: Turn, claims: Sequence[Claim], *, settled: bool) -> int | None:
         """Replace the claims of a source; return the user's new version.
 
         Returns None if nothing was written: the source is settled, or was deleted.
@@ -59,7 +59,7 @@ class Store:
             await self._touch(run, user_id)
             await run(on.SETTLE, of_source(user_id, source))
 
-    async def take(self, user_id: str, claims: Sequence[Claim]) -> int:
+    async def import_claims(self, user_id: str, claims: Sequence[Claim]) -> int:
         """Add claims of an export with their sources; return the number of new ones. Existing claims stay."""
         by_source: dict[str, list[Claim]] = {}
         for one in {each.id: each for each in claims}.values():
@@ -80,7 +80,7 @@ class Store:
                 added += len(fresh)
         return added
 
-    async def unsay(self, user_id: str, claims: Sequence[Claim]) -> None:
+    async def remove_claims(self, user_id: str, claims: Sequence[Claim]) -> None:
         """Remove claims for good. No model reads their sources any more."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
@@ -155,32 +155,34 @@ class Store:
     async def aliases(self, user_id: str) -> list[Claim]:
         return _claims(await self._graph.read(on.ALIASES, {"user": user_id}))
 
-    async def touching(self, user_id: str, keys: Iterable[str], each: int) -> list[Claim]:
+    async def newest_claims(self, user_id: str, keys: Iterable[str], each: int) -> list[Claim]:
         """Return the newest claims about these names, at most `each` of a name."""
         found = await self._graph.read(on.NEWEST, *({**of_name(user_id, key), "n": each} for key in keys))
         return _distinct(found)
 
-    async def places(self, user_id: str, keys: Iterable[str], relations: Collection[str], each: int) -> list[Claim]:
+    async def newest_claims_with(
+        self, user_id: str, keys: Iterable[str], relations: Collection[str], each: int
+    ) -> list[Claim]:
         """Return the newest claims about these names with one of these relations, at most `each` of a name."""
         if not relations:
             return []
         asked = ({**of_name(user_id, key), "relations": list(relations), "n": each} for key in keys)
         return _distinct(await self._graph.read(on.NEWEST_WITH_RELATION, *asked))
 
-    async def between(self, user_id: str, keys: Iterable[str], others: Collection[str]) -> list[Claim]:
+    async def claims_between(self, user_id: str, keys: Iterable[str], others: Collection[str]) -> list[Claim]:
         """Return every claim about one of these names and one of the others."""
         asked = ({**of_name(user_id, key), "others": list(others)} for key in keys)
         return _distinct(await self._graph.read(on.BETWEEN, *asked))
 
-    async def one(self, user_id: str, claim_id: str) -> Claim | None:
+    async def claim(self, user_id: str, claim_id: str) -> Claim | None:
         return next(iter(_claims(await self._graph.read(on.CLAIM, {"user": user_id, "claim": claim_id}))), None)
 
-    async def all(self, user_id: str) -> list[Claim]:
+    async def claims(self, user_id: str) -> list[Claim]:
         """Return every claim of a user, in the order of ids."""
         # In a thread: many claims take a while.
         return await asyncio.to_thread(_claims, await self._graph.read(on.CLAIMS, {"user": user_id}))
 
-    async def page(self, user_id: str, after: str, limit: int) -> list[Claim]:
+    async def claims_page(self, user_id: str, after: str, limit: int) -> list[Claim]:
         """Return the claims of a user that follow an id, in the order of ids; '' is before all."""
         return _claims(await self._graph.read(on.PAGE, {"user": user_id, "after": after, "n": limit}))
 

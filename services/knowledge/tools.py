@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
 
 from services.knowledge.graph import GraphUnavailable
-from services.knowledge.search import Search, shown, text_of
+from services.knowledge.search import Search, fact_json, text_of
 from services.knowledge.settings import KnowledgeSettings
 from shared.contracts import ToolRequest
 from shared.errors import ToolError
@@ -54,4 +54,4 @@ class KnowledgeTools:
             hits = await self._search.find(request.user_id, people, locations, settings.n_results, settings.hops)
         except GraphUnavailable as exc:
             raise ToolError(_AWAY) from exc
-        return ToolResult(text_of(hits), {"facts": [{**shown(hit.fact), "hop": hit.hop} for hit in hits]})
+        return ToolResult(text_of(hits), {"facts": [{**fact_json(hit.fact), "hop": hit.hop} for hit in hits]})

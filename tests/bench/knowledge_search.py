@@ -76,13 +76,13 @@ async def _measured(folder: Path, facts: int, questions: int) -> dict[str, Any]:
         search = Search(store)
         began = time.perf_counter()
         for _ in range(facts // BATCH):
-            await store.take(USER, life.claims(BATCH, ALONE))
+            await store.import_claims(USER, life.claims(BATCH, ALONE))
         filled = time.perf_counter() - began
         lone = [life.claims(ALONE, ALONE) for _ in range(200)]
         began = time.perf_counter()
         for claims in lone:
             turn = Turn(f"x{claims[0].source}", USER, "s", claims[0].said, "")
-            await store.hear(turn, claims, settled=True)
+            await store.replace_claims(turn, claims, settled=True)
         alone = time.perf_counter() - began
         began = time.perf_counter()
         await search.names(USER)

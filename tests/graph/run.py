@@ -173,7 +173,7 @@ def frozen(server: Server) -> None:
                 await frozen_while(writes())
             # of a commit that nobody was told of either is true, and what follows goes on from there
             assert await store.version("ann") in (before, before + 2)
-            assert await store.hear(Turn("r1", "ann", "s1", 1, ""), [], settled=True) is not None
+            assert await store.replace_claims(Turn("r1", "ann", "s1", 1, ""), [], settled=True) is not None
 
     async def frozen_while(work: Any) -> None:
         server.freeze()

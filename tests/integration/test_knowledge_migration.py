@@ -43,7 +43,7 @@ async def migrated(old: Path) -> dict[str, list[dict[str, object]]]:
     async with open_sqlite(old.with_suffix(".sqlite")) as database:
         await migrate(old, database)
         store = Store(database)
-        return {user: [one.row() for one in await store.all(user)] for user in await store.users()}
+        return {user: [one.row() for one in await store.claims(user)] for user in await store.users()}
 
 
 @pytest.mark.parametrize("how", GRAPHS)
@@ -65,7 +65,7 @@ async def test_migration_keeps_marks_and_unread_sources(tmp_path: Path) -> None:
         unread = await store.source("bob", "2003-1:A")
         assert unread is not None
         assert (unread.settled, unread.turn.query) == (False, "Tom works at SAP.")
-        assert await store.hear(unread.turn, [], settled=True) is not None
+        assert await store.replace_claims(unread.turn, [], settled=True) is not None
         read = await store.source("ann", "1001-1:A")
         assert read is not None
         assert read.settled
@@ -75,7 +75,7 @@ async def test_migration_keeps_marks_and_unread_sources(tmp_path: Path) -> None:
         )
         # Deleted before the migration: a late message does not bring it back.
         forgotten = Turn("1000-1:A", "ann", "s", 1_700_000_000_000, "")
-        assert await store.hear(forgotten, [], settled=True) is None
+        assert await store.replace_claims(forgotten, [], settled=True) is None
 
 
 async def test_migration_is_repeated_after_a_crash(tmp_path: Path) -> None:

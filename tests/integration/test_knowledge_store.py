@@ -69,21 +69,21 @@ def say(of: Turn, subject: str, relation: str, object_: str, **values: Any) -> C
 
 
 async def kept(store: Store, user: str = "ann") -> list[tuple[str, str, str]]:
-    return sorted((one.subject_key, one.relation, one.object_key) for one in await store.all(user))
+    return sorted((one.subject_key, one.relation, one.object_key) for one in await store.claims(user))
 
 
 async def test_a_source_is_written_in_place_of_what_it_said_before(store: Store) -> None:
     first = turn("r1")
     claims = [say(first, "Anna", "lives in", "Lyon"), say(first, "Anna", "likes", "tea")]
-    assert await store.hear(first, claims, settled=False) is not None
+    assert await store.replace_claims(first, claims, settled=False) is not None
     before = await store.version("ann")
     source = await store.source("ann", "r1")
     assert source is not None
     assert (source.settled, source.turn.query) == (False, "the words")
-    assert await store.hear(first, claims, settled=False) is not None
+    assert await store.replace_claims(first, claims, settled=False) is not None
     assert await kept(store) == [("anna", "likes", "tea"), ("anna", "lives in", "lyon")]
     assert await store.version("ann") > before
-    assert await store.hear(first, [say(first, "Anna", "lives in", "Porto")], settled=True) is not None
+    assert await store.replace_claims(first, [say(first, "Anna", "lives in", "Porto")], settled=True) is not None
     assert await kept(store) == [("anna", "lives in", "porto")]
     # a name of which nothing is said any more is gone, and so are the words once they are read
     assert sorted(await store.keys("ann")) == ["anna", "porto"]
@@ -91,38 +91,40 @@ async def test_a_source_is_written_in_place_of_what_it_said_before(store: Store)
     assert source is not None
     assert (source.settled, source.turn.query) == (True, "")
     # settled, it stays as it is
-    assert await store.hear(first, claims, settled=True) is None
+    assert await store.replace_claims(first, claims, settled=True) is None
     assert await kept(store) == [("anna", "lives in", "porto")]
 
 
 async def test_what_is_forgotten_goes_alone_and_stays_away(store: Store) -> None:
     one, other, third = turn("r1"), turn("r2", session="s2"), turn("r3", session="s3", said=300)
     for each in (one, other, third):
-        await store.hear(each, [say(each, "Anna", "lives in", "Lyon")], settled=True)
+        await store.replace_claims(each, [say(each, "Anna", "lives in", "Lyon")], settled=True)
     assert await store.forget("ann", ["r1", "unknown"], 200) == 1
     assert await store.forget_session("ann", "s2", 200) == 1
     # said after the deletion of its session
     assert await store.forget_session("ann", "s3", 200) == 0
-    assert [claim.source for claim in await store.all("ann")] == ["r3"]
+    assert [claim.source for claim in await store.claims("ann")] == ["r3"]
     for late in (one, other):
-        assert await store.hear(late, [say(late, "Anna", "lives in", "Lyon")], settled=True) is None
+        assert await store.replace_claims(late, [say(late, "Anna", "lives in", "Lyon")], settled=True) is None
     assert await store.count("ann") == 1
     assert await store.forget_user("ann", 1_000) == 1
     assert await store.keys("ann") == []
-    assert await store.hear(turn("r4", said=999), [], settled=True) is None
-    assert await store.hear(turn("r5", said=1_001), [], settled=True) is not None
+    assert await store.replace_claims(turn("r4", said=999), [], settled=True) is None
+    assert await store.replace_claims(turn("r5", said=1_001), [], settled=True) is not None
 
 
 async def test_users_share_nothing_whatever_they_are_called(store: Store) -> None:
     for user in ("ann", "bob"):
         own = turn("r1", user=user)
-        await store.hear(own, [say(own, "Anna", "lives in", "Lyon" if user == "ann" else "Rome")], settled=False)
+        await store.replace_claims(
+            own, [say(own, "Anna", "lives in", "Lyon" if user == "ann" else "Rome")], settled=False
+        )
     assert await kept(store) == [("anna", "lives in", "lyon")]
-    assert [one.object_key for one in await store.touching("bob", ["anna"], 9)] == ["rome"]
+    assert [one.object_key for one in await store.newest_claims("bob", ["anna"], 9)] == ["rome"]
     # an export of one that the other takes in changes nothing of the first
-    assert await store.take("bob", [*await store.all("ann")] * 2) == 1
+    assert await store.import_claims("bob", [*await store.claims("ann")] * 2) == 1
     assert await store.count("bob") == 2
-    assert await store.take("bob", await store.all("ann")) == 0
+    assert await store.import_claims("bob", await store.claims("ann")) == 0
     assert await kept(store) == [("anna", "lives in", "lyon")]
     assert await store.forget_user("bob", 1_000) == 1
     assert await store.count("ann") == 1
@@ -133,12 +135,12 @@ async def test_names_are_found_by_what_is_said_of_them(store: Store) -> None:
     said = turn("r1")
     claims = [say(said, "me", "also called", "Eva"), say(said, "Anna", "married to", "Tom"),
               say(said, "Tom", "lives in", "Rome"), say(said, "Anna", "likes", "tea")]  # fmt: skip
-    await store.hear(said, claims, settled=True)
+    await store.replace_claims(said, claims, settled=True)
     assert [(one.subject_key, one.object_key) for one in await store.aliases("ann")] == [(USER, "eva")]
-    assert {one.object_key for one in await store.touching("ann", ["tom"], 9)} == {"tom", "rome"}
-    assert len(await store.touching("ann", ["tom", "anna"], 1)) == 2
-    assert [one.object_key for one in await store.places("ann", ["tom"], ["lives in"], 9)] == ["rome"]
-    await store.unsay("ann", [one for one in claims if one.relation == "likes"])
+    assert {one.object_key for one in await store.newest_claims("ann", ["tom"], 9)} == {"tom", "rome"}
+    assert len(await store.newest_claims("ann", ["tom", "anna"], 1)) == 2
+    assert [one.object_key for one in await store.newest_claims_with("ann", ["tom"], ["lives in"], 9)] == ["rome"]
+    await store.remove_claims("ann", [one for one in claims if one.relation == "likes"])
     assert "tea" not in await store.keys("ann")
 
 
@@ -150,7 +152,7 @@ async def test_a_fact_that_is_looked_up_by_a_claim_is_that_of_the_whole_graph(st
     ]  # fmt: skip
     for number, (subject, relation, object_) in enumerate(told):
         said = turn(f"r{number}", said=100 + number)
-        await store.hear(said, [say(said, subject, relation, object_, subject_kind="person")], settled=True)
+        await store.replace_claims(said, [say(said, subject, relation, object_, subject_kind="person")], settled=True)
     search = Search(store)
     facts = await search.all("ann")
     assert sorted(one.relation for one in facts).count("lives in") == 3
@@ -161,7 +163,7 @@ async def test_a_fact_that_is_looked_up_by_a_claim_is_that_of_the_whole_graph(st
     assert await search.of_claim("ann", "nothing") is None
     claims = sorted(one.id for fact in facts for one in fact.claims)
     paged: list[str] = []
-    while page := await store.page("ann", paged[-1] if paged else "", 3):
+    while page := await store.claims_page("ann", paged[-1] if paged else "", 3):
         paged += [one.id for one in page]
     assert paged == claims
 
@@ -169,13 +171,13 @@ async def test_a_fact_that_is_looked_up_by_a_claim_is_that_of_the_whole_graph(st
 async def test_text_is_a_value_and_never_a_query(store: Store) -> None:
     wild = "x'}) DETACH DELETE n // $user \\ \u2028 \""
     mine = turn("r1", session=wild, user="ann")
-    await store.hear(mine, [say(mine, "Anna", "likes", "tea", quote=wild)], settled=False)
+    await store.replace_claims(mine, [say(mine, "Anna", "likes", "tea", quote=wild)], settled=False)
     other = turn(wild, user="bob")
-    await store.hear(other, [say(other, "Tom", "likes", "tea")], settled=True)
+    await store.replace_claims(other, [say(other, "Tom", "likes", "tea")], settled=True)
     assert await store.forget_session("bob", wild, 1_000) == 0
-    assert await store.touching("bob", [wild, "anna"], 5) == []
+    assert await store.newest_claims("bob", [wild, "anna"], 5) == []
     assert await kept(store) == [("anna", "likes", "tea")]
-    assert (await store.all("ann"))[0].quote == " ".join(wild.split())
+    assert (await store.claims("ann"))[0].quote == " ".join(wild.split())
 
 
 async def test_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
@@ -191,7 +193,8 @@ async def test_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
             await failing()
         assert await store.version("ann") == 0
         tasks = [
-            store.hear(turn(f"r{n}"), [say(turn(f"r{n}"), "Anna", "likes", "tea")], settled=True) for n in range(5)
+            store.replace_claims(turn(f"r{n}"), [say(turn(f"r{n}"), "Anna", "likes", "tea")], settled=True)
+            for n in range(5)
         ]
         await asyncio.gather(*tasks)
         assert await store.count("ann") == 5
@@ -202,11 +205,13 @@ async def test_cancelled_write_leaves_nothing_and_blocks_nothing(tmp_path: Path)
         store = Store(graph)
         for number in range(20):
             source = turn(f"r{number}")
-            writing = asyncio.create_task(store.hear(source, [say(source, "Anna", "likes", "tea")], settled=True))
+            writing = asyncio.create_task(
+                store.replace_claims(source, [say(source, "Anna", "likes", "tea")], settled=True)
+            )
             await asyncio.sleep(number / 5_000)
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
-        sources = {one.source for one in await store.all("ann")}
+        sources = {one.source for one in await store.claims("ann")}
         assert await store.version("ann") == len(sources)
 
 
@@ -223,7 +228,7 @@ async def main() -> None:
         for number in range(int(sys.argv[2]), int(sys.argv[3])):
             turn = Turn(f"r{number}", "ann", "s", number, "")
             known = claim(turn, f"Person{number}", "likes", f"thing {number}", by="model")
-            await store.hear(turn, [known], settled=True)
+            await store.replace_claims(turn, [known], settled=True)
             print(number, flush=True)
         if sys.argv[4] == "dies":
             os.kill(os.getpid(), 9)
@@ -255,7 +260,7 @@ async def test_killed_writer_keeps_every_acknowledged_claim(tmp_path: Path) -> N
     for _ in range(6):
         acknowledged = killed_while_filling(tmp_path, written, dice.uniform(0, 0.1))
         async with opened("sqlite", tmp_path) as graph:
-            kept = {one.said for one in await Store(graph).all("ann")}
+            kept = {one.said for one in await Store(graph).claims("ann")}
         assert kept >= set(range(acknowledged + 1))
         # The write under way may have been committed.
         assert len(kept) <= acknowledged + 2
@@ -331,9 +336,11 @@ async def test_full_disk_delays_writes_until_there_is_room(tmp_path: Path, monke
             # More than any disk has.
             full.setattr("shared.participant.disk._KEPT", 2**80)
             full.setattr("shared.participant.disk._SHARE", 1)
-            writing = asyncio.create_task(retry_while_transient(lambda: store.hear(turn("r1"), claims, settled=True)))
+            writing = asyncio.create_task(
+                retry_while_transient(lambda: store.replace_claims(turn("r1"), claims, settled=True))
+            )
             with pytest.raises(GraphUnavailable, match=r"the disk of .* is full"):
-                await store.hear(turn("r1"), claims, settled=True)
+                await store.replace_claims(turn("r1"), claims, settled=True)
             with pytest.raises(GraphUnavailable, match="is full"):
                 await graph.ping()
             assert await kept(store) == []
@@ -421,13 +428,13 @@ async def test_deleted_words_leave_the_files_at_once(tmp_path: Path) -> None:
         gone, stays = turn("r1"), turn("r2", session="s2")
         for number in range(50):
             other = turn(f"x{number}", session="s2")
-            await store.hear(other, [say(other, f"Person {number}", "likes", "tea")], settled=True)
-        await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph", quote="Xylograph")], settled=False)
-        await store.hear(stays, [say(stays, "Anna", "likes", "tea, with 'milk'")], settled=True)
+            await store.replace_claims(other, [say(other, f"Person {number}", "likes", "tea")], settled=True)
+        await store.replace_claims(gone, [say(gone, "Anna", "lives in", "Xylograph", quote="Xylograph")], settled=False)
+        await store.replace_claims(stays, [say(stays, "Anna", "likes", "tea, with 'milk'")], settled=True)
         assert having(b"ylograph", tmp_path)
         await store.forget_session("ann", "s1", 200)
         assert having(b"ylograph", tmp_path) == []
-        assert await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False) is None
+        assert await store.replace_claims(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False) is None
         assert await store.count("ann") == 51
 
 
@@ -435,7 +442,7 @@ async def test_deleted_words_leave_the_files_after_a_long_read(tmp_path: Path) -
     async with opened("sqlite", tmp_path) as graph:
         store = Store(graph)
         gone = turn("r1")
-        await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False)
+        await store.replace_claims(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False)
         with contextlib.closing(sqlite3.connect(tmp_path / "g.sqlite")) as reader:
             rows = reader.execute("SELECT * FROM claims")
             rows.fetchone()

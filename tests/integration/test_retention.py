@@ -16,7 +16,7 @@ from support.memories import remembering
 from support.waiting import eventually
 
 from services.knowledge.claims import Turn, claim
-from services.knowledge.keeping import kinds as facts
+from services.knowledge.retention import kinds as facts
 from services.knowledge.search import Search
 from services.knowledge.sqlite import open_sqlite
 from services.knowledge.store import Store
@@ -115,7 +115,7 @@ async def test_retention_of_facts_counts_facts_and_not_sources(tmp_path: Path) -
         for at, (source, objects) in zip((100, 100, 300), said.items(), strict=True):
             turn = Turn(source, "ann", "s1", at, "")
             found = [claim(turn, "Anna", "likes", one, by="model") for one in objects]
-            await store.hear(turn, [one for one in found if one], settled=True)
+            await store.replace_claims(turn, [one for one in found if one], settled=True)
         assert await kind.census(200) == Census(2, 100, 1)
 
 
@@ -126,10 +126,10 @@ async def test_what_was_read_long_ago_is_forgotten_and_what_a_person_entered_sta
             turn = Turn(source, "ann", "s1", 100 + 100 * (source == "r9"), "")
             found = claim(turn, "Anna", "likes", f"thing {number}", by="model")
             assert found is not None
-            await store.hear(turn, [found], settled=True)
+            await store.replace_claims(turn, [found], settled=True)
         (kind,) = facts(store, Search(store))
         census = await kind.census(200)
         assert (census.kept, census.oldest, census.due) == (4, 100, 2)
         assert [count async for count in kind.remove(200)] == [2]
-        assert {one.source for one in await store.all("ann")} == {"person:1", "r9"}
+        assert {one.source for one in await store.claims("ann")} == {"person:1", "r9"}
         assert [count async for count in kind.remove(200)] == []

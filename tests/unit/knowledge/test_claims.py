@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from services.knowledge.claims import MAX_QUOTE, Claim, Turn, claim, claim_of, grounded, moved, once, sentences
+from services.knowledge.claims import MAX_QUOTE, Claim, Turn, claim, claim_of, distinct, grounded, sentences
 from services.knowledge.names import MAX_NAME
 
 SAID = int(datetime(2026, 11, 22, tzinfo=UTC).timestamp() * 1000)
@@ -199,9 +200,9 @@ def test_a_text_is_told_sentence_by_sentence() -> None:
 def test_of_claims_with_one_id_what_is_so_counts_and_then_the_first() -> None:
     now, later = made("Anna", "likes", "tea"), made("Anna", "likes", "tea", since="2020")
     assert now.id == later.id
-    assert once([now, later]) == [now]
-    over = moved(now, holds="was", quote="it was")
+    assert distinct([now, later]) == [now]
+    over = replace(now, holds="was", quote="it was")
     assert (over.id, over.quote) == (now.id, "it was")
-    assert once([over, later]) == [later]
+    assert distinct([over, later]) == [later]
     other = made("Anna", "likes", "milk")
-    assert once([other, over]) == [other, over]
+    assert distinct([other, over]) == [other, over]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.knowledge.claims import Claim, Turn, claim, once
-from services.knowledge.meaning import Names
-from services.knowledge.merging import Fact, facts_of, told
+from services.knowledge.claims import Claim, Turn, claim, distinct
+from services.knowledge.merging import Fact, fact_line, facts_of
+from services.knowledge.name_index import Names
 from services.knowledge.relations import ALIAS
 
 START = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -28,7 +28,7 @@ def say(day: int, subject: str, relation: str, object_: str, source: str = "", *
 
 def lines(*claims: Claim, names: Names | None = None) -> list[str]:
     facts = facts_of(claims, names.entity) if names else facts_of(claims)
-    return sorted(told(fact) for fact in facts)
+    return sorted(fact_line(fact) for fact in facts)
 
 
 def only(*claims: Claim) -> Fact:
@@ -127,7 +127,7 @@ def test_aliases_make_one_entity_of_two_names_in_any_order() -> None:
     assert [other.entity(key) for key in ("anna", "annie", "nan")] == ["anna"] * 3
     me = Names(1, ["@user", "eva"], [say(1, "I", "am called", "Eva")])
     assert me.entity("eva") == "@user"
-    assert me.same(["@user"]) == ["@user", "eva"]
+    assert me.with_aliases(["@user"]) == ["@user", "eva"]
     # what was taken back joins nothing
     assert Names(1, ["a", "b"], [say(1, "a", "no longer known as", "b")]).entity("b") == "b"
 
@@ -148,7 +148,7 @@ def test_names_of_one_entity_are_a_fact_that_can_be_seen_and_taken_back() -> Non
     alias, home = say(3, "Annie", "also called", "Anna", quote="Annie is Anna."), say(4, "Annie", "lives in", "Lyon")
     names = Names(1, ["anna", "annie", "lyon"], [alias])
     called, _ = sorted(facts_of([alias, home], names.entity), key=lambda fact: fact.said)
-    assert told(called) == "Anna is also called Annie: IS true (said 2026-01-04)"
+    assert fact_line(called) == "Anna is also called Annie: IS true (said 2026-01-04)"
     assert (called.subject.id, called.object.id) == ("anna", "anna")
     assert called.why() == ["The user said on 2026-01-04: “Annie is Anna.” (read by the model)."]
     assert called.claims == (alias,)
@@ -156,7 +156,7 @@ def test_names_of_one_entity_are_a_fact_that_can_be_seen_and_taken_back() -> Non
 
 
 def on(today: str, *claims: Claim) -> list[str]:
-    return sorted(told(fact).removeprefix("Tom lives in ") for fact in facts_of(claims, today=today))
+    return sorted(fact_line(fact).removeprefix("Tom lives in ") for fact in facts_of(claims, today=today))
 
 
 def test_what_is_told_of_a_day_to_come_counts_from_that_day() -> None:
@@ -423,7 +423,7 @@ def test_two_names_of_one_entity_say_nothing_of_each_other() -> None:
 
 def test_of_one_turn_what_is_counts() -> None:
     was, now = say(1, "Anna", "lived in", "Lyon"), say(1, "Anna", "lives in", "Lyon")
-    assert once([was, now, was]) == [now]
+    assert distinct([was, now, was]) == [now]
 
 
 PEOPLE, PLACES = st.sampled_from(["Anna", "anna", "Tom", "the user"]), st.sampled_from(["Lyon", "Porto", "Rome", "Eva"])
@@ -457,7 +457,7 @@ def test_any_order_of_arrival_makes_the_same_graph(
 
     def graph(told: list[Claim]) -> tuple[list[Fact], list[str]]:
         names = Names(1, [], [one for one in told if one.relation == ALIAS])
-        return facts_of(told, names.entity, today), names.same(["anna", "tom"])
+        return facts_of(told, names.entity, today), names.with_aliases(["anna", "tom"])
 
     facts = graph(kept)
     shuffled = list(kept)

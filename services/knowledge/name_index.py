@@ -44,12 +44,12 @@ class Names:
             key = parent
         return key
 
-    def same(self, keys: Iterable[str]) -> list[str]:
+    def with_aliases(self, keys: Iterable[str]) -> list[str]:
         """The keys with all other names of their entities."""
         found = {other for key in keys for other in self._together.get(self.entity(key), [key])}
         return sorted(found)
 
-    def meant(self, text: str) -> list[str]:
+    def matching(self, text: str) -> list[str]:
         """The entities that a text may mean: those with its words, else those that are spelled alike."""
         key = named(text)
         if key is None:
