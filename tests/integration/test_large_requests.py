@@ -220,7 +220,7 @@ async def test_renamed_message_still_counts_before_later_ones(redis_server: Embe
 async def test_large_call_of_a_model_in_a_full_redis_is_an_error_text(redis_server: EmbeddedRedis) -> None:
     rules = [
         {"when": {"tool_results": 0},
-         "respond": {"tool_calls": [{"name": "probe", "args": {"text": "x" * 100_000}}]}},
+         "respond": {"tool_calls": [{"name": "probe", "args": {"text": "x" * 80_000}}]}},
         {"respond": {"text": "It is done."}},
     ]  # fmt: skip
     with redis.Redis.from_url(redis_server.url) as raw:
