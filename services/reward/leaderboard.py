@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from services.reward.ranking import BAR, Comparison, Ranking, agreement, from_rating, rank
+from services.reward.ranking import BAR, Comparison, Ranking, from_rating, rank
+from services.reward.reliability import agreement
 
 # With fewer users than this, drawing users would say more of who happens to be there than of the configurations
 # (Cameron, Gelbach and Miller 2008 on few clusters): sessions are drawn then.
@@ -52,12 +53,9 @@ class Leaderboard:
                 of_intent[pair["intent"] or "unknown"][0].append(pair)
             for rating in ratings:
                 of_intent[rating["intent"]][1].append(rating)
-            agreed = agreement(
-                [(row["score"] >= 4, row["reward"] > 0) for row in both if row["score"] != 3 and row["reward"]]
-            )
             board = {
                 **rankings(pairs, ratings),
-                "agreement": asdict(agreed),
+                "agreement": agreement(both),
                 "intents": {intent: rankings(*own) for intent, own in sorted(of_intent.items())},
             }
             self._made = used

@@ -344,23 +344,3 @@ def from_rating(name: Hashable, reward: float, cluster: Hashable | None = None) 
     Strengths are then the log-odds of a good vote (a Bradley–Terry model with one common opponent).
     """
     return Comparison(name, BAR, "A" if reward > 0 else "B" if reward < 0 else "tie", cluster=cluster)
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How often judge and people say the same; `kappa` is Cohen's, beyond chance. None without enough cases."""
-
-    cases: int
-    share: float | None
-    kappa: float | None
-
-
-def agreement(pairs: Sequence[tuple[bool, bool]]) -> Agreement:
-    """`pairs`: whether the judge and whether the person thought well of the same answer."""
-    if not pairs:
-        return Agreement(0, None, None)
-    n = len(pairs)
-    share = sum(judge == person for judge, person in pairs) / n
-    judge_yes, person_yes = sum(j for j, _ in pairs) / n, sum(p for _, p in pairs) / n
-    chance = judge_yes * person_yes + (1 - judge_yes) * (1 - person_yes)
-    return Agreement(n, share, None if chance == 1 else (share - chance) / (1 - chance))

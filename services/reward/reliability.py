@@ -46,8 +46,10 @@ def share(times: int, cases: int) -> Measured:
 
 
 def kappa(pairs: Sequence[tuple[bool, bool]]) -> Measured:
-    """`pairs`: whether the judge and whether the person thought well of the same answer. Nothing can be told where one
-    of them always says the same."""
+    """Return Cohen's kappa; no value where both always say the same.
+
+    pairs: whether the judge and whether the person liked the same answer.
+    """
     n = len(pairs)
     each = (
         {(i, j): sum(pair == (i, j) for pair in pairs) / n for i in (True, False) for j in (True, False)} if n else {}
@@ -66,31 +68,52 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> Measured:
     return Measured(n, value, max(-1.0, value - reach), min(1.0, value + reach))
 
 
+def liked(rated: Sequence[Mapping[str, Any]]) -> list[tuple[bool, bool]]:
+    """Return whether the judge and whether the person liked each answer.
+
+    rated: rows with `score` and `reward`; a score of 3 and a withdrawn vote are neither, and left out.
+    """
+    return [(row["score"] >= 4, row["reward"] > 0) for row in rated if row["score"] != 3 and row["reward"]]
+
+
+def agreement(rated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the cases, the share of them in which judge and person agree, and Cohen's kappa.
+
+    rated: as for `liked`. The share is None without cases, kappa also where one of them always says the same.
+    """
+    pairs = liked(rated)
+    return {
+        "cases": len(pairs),
+        "share": share(sum(judge == person for judge, person in pairs), len(pairs)).value,
+        "kappa": kappa(pairs).value,
+    }
+
+
 def length_pull(verdicts: Sequence[tuple[float, bool]]) -> Measured:
-    """The slope; `verdicts`: by how much A's answer is longer (logarithm of the ratio), and whether it won."""
+    """Return the slope of a logistic regression of "A won" on how much longer A's answer is.
+
+    verdicts: the logarithm of the ratio of lengths, and whether A won. No value with fewer than FEW verdicts, or where
+    all lengths are alike.
+    """
+    # Imported at first use: an idle reward service does not need its memory.
+    import numpy as np
+
     n = len(verdicts)
     if n < FEW or len({x for x, _ in verdicts}) < 2:
         return Measured(n, *_NOTHING)
-    constant = slope = 0.0
+    inputs = np.array([(1.0, x) for x, _ in verdicts])
+    won = np.array([won for _, won in verdicts])
+    weights, curvature = np.zeros(2), np.eye(2)
     for _ in range(_ROUNDS):
-        g0, g1, h00, h01, h11 = -_PRIOR * constant, -_PRIOR * slope, _PRIOR, 0.0, _PRIOR
-        for x, won in verdicts:
-            chance = 1 / (1 + math.exp(-max(-30.0, min(30.0, constant + slope * x))))
-            weight = chance * (1 - chance)
-            g0 += won - chance
-            g1 += (won - chance) * x
-            h00 += weight
-            h01 += weight * x
-            h11 += weight * x * x
-        size = h00 * h11 - h01 * h01
-        step0, step1 = (h11 * g0 - h01 * g1) / size, (h00 * g1 - h01 * g0) / size
-        far = max(abs(step0), abs(step1))
-        # a far step from a flat place would overshoot
-        held = min(1.0, 2.0 / far) if far else 0.0
-        constant, slope = constant + held * step0, slope + held * step1
-        if far < 1e-9:
+        chance = 1 / (1 + np.exp(-np.clip(inputs @ weights, -30, 30)))
+        curvature = _PRIOR * np.eye(2) + (inputs.T * (chance * (1 - chance))) @ inputs
+        step = np.linalg.solve(curvature, inputs.T @ (won - chance) - _PRIOR * weights)
+        # A long step from a flat place would overshoot.
+        weights += step * min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
+        if np.abs(step).max() < 1e-9:
             break
-    reach = Z * math.sqrt(h00 / size)
+    reach = Z * math.sqrt(float(np.linalg.inv(curvature)[1, 1]))
+    slope = float(weights[1])
     return Measured(n, slope, slope - reach, slope + reach)
 
 
@@ -152,7 +175,6 @@ def _by_judge(
 def _measured(
     rated: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]], unread: Measured, judges: Sequence[str]
 ) -> dict[str, Measured]:
-    agreed = kappa([(row["score"] >= 4, row["reward"] > 0) for row in rated if row["score"] != 3 and row["reward"]])
     both = [(pair["forward"], pair["swapped"]) for pair in pairs if pair["forward"] and pair["swapped"]]
     first = both.count(("A", "B"))
     split = first + both.count(("B", "A"))
@@ -168,7 +190,7 @@ def _measured(
         if (pair["model_a"] in judges) != (pair["model_b"] in judges)
     ]
     return {
-        "agreement": agreed,
+        "agreement": kappa(liked(rated)),
         "disagreement": share(split, len(both)),
         "first_wins": share(first, split),
         "length": length_pull(longer),

@@ -87,14 +87,28 @@ def test_each_intent_has_its_rankings_and_what_has_none_is_unknown() -> None:
     ]
 
 
-def test_judge_and_people_agree_where_both_think_well_or_both_badly_of_an_answer() -> None:
-    said = [(5, 1.0), (4, 0.5), (4, -1.0), (1, -0.5), (2, 1.0)]
-    # a grade in the middle says neither, and so does a vote
-    neither = [(3, 1.0), (3, -1.0), (3, 0.0), (5, 0.0), (1, 0.0)]
-    both = [{"score": score, "reward": reward} for score, reward in [*said, *neither]]
-    told = Leaderboard().make([], [], both, 50)["agreement"]
-    assert (told["cases"], told["share"]) == (5, 0.6)
-    assert told["kappa"] == pytest.approx((0.6 - 0.52) / 0.48)
+GOOD, POOR = [(5, 1.0)], [(1, -0.5)]
+
+
+@pytest.mark.parametrize(
+    ("both", "cases", "share", "kappa"),
+    [
+        ([(5, 1.0), (4, 0.5), (4, -1.0), (1, -0.5), (2, 1.0)], 5, 0.6, (0.6 - 0.52) / 0.48),
+        # a grade in the middle is neither, and so is a withdrawn vote
+        ([(3, 1.0), (3, -1.0), (3, 0.0), (5, 0.0), (1, 0.0), *GOOD, *POOR], 2, 1.0, 1.0),
+        (40 * GOOD + 40 * POOR + 10 * [(5, -1.0)] + 10 * [(1, 1.0)], 100, 0.8, 0.6),
+        (9 * GOOD, 9, 1.0, None),
+        (9 * [(5, -1.0)], 9, 0.0, 0.0),
+        ([], 0, None, None),
+    ],
+)
+def test_leaderboard_shows_agreement_of_judge_and_people(
+    both: list[tuple[int, float]], cases: int, share: float | None, kappa: float | None
+) -> None:
+    rows = [{"score": score, "reward": reward} for score, reward in both]
+    shown = Leaderboard().make([], [], rows, 50)["agreement"]
+    assert (shown["cases"], shown["share"]) == (cases, share)
+    assert shown["kappa"] == (kappa if kappa is None else pytest.approx(kappa))
 
 
 def test_a_configuration_is_shown_with_its_name_and_as_it_is() -> None:

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from services.reward.ranking import (
     BAR,
-    Agreement,
     Comparison,
     Outcome,
     Ranking,
     _interval,
     _Model,
     _unseen,
-    agreement,
     from_rating,
     rank,
 )
@@ -297,12 +295,3 @@ def test_a_vote_is_won_or_lost_against_what_readers_expect_or_neither() -> None:
     assert from_rating("x", 0.5, "s") == Comparison("x", BAR, "A", cluster="s")
     assert from_rating("x", 0.0) == Comparison("x", BAR, "tie")
     assert from_rating("x", -0.5) == Comparison("x", BAR, "B")
-
-
-def test_agreement_is_also_told_beyond_chance() -> None:
-    assert agreement([]) == Agreement(0, None, None)
-    told = agreement([(True, True)] * 40 + [(False, False)] * 40 + [(True, False)] * 10 + [(False, True)] * 10)
-    assert (told.cases, told.share) == (100, 0.8)
-    assert told.kappa == pytest.approx(0.6)
-    assert agreement([(True, True)] * 9) == Agreement(9, 1.0, None)
-    assert agreement([(True, False)] * 9) == Agreement(9, 0.0, 0.0)
