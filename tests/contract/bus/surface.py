@@ -122,6 +122,8 @@ DEAD_LETTERS = DEAD_LETTER.stream
 
 def url_of(place: Place) -> str:
     """Return the URL that a participant is configured with."""
+    if place.clustered and "{" not in PREFIX:
+        raise RuntimeError("a server in cluster mode needs one hash slot: set LOCAL2_KEY_PREFIX={local2}: for this run")
     names = ",".join(f"{host}:{port}" for host, port in place.addresses)
     return f"redis+cluster://{names}/" if place.clustered else f"redis://{names}/0"
 
