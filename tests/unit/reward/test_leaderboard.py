@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from services.reward import leaderboard as module
 from services.reward.leaderboard import Leaderboard, label
 from services.reward.ranking import BAR
 
@@ -129,25 +128,18 @@ def test_a_configuration_in_a_few_words(configuration: dict[str, Any], shown: st
     assert label(configuration) == shown
 
 
-def test_only_what_changed_is_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranked: list[int] = []
-
-    def counting(comparisons: Any, **options: Any) -> Any:
-        ranked.append(len(comparisons))
-        assert options == {"samples": 50}
-        return real(comparisons, **options)
-
-    real = module.rank
-    monkeypatch.setattr(module, "rank", counting)
+def test_leaderboard_ranks_again_only_what_changed() -> None:
     board = Leaderboard()
     pairs, ratings = [pair(n) for n in range(8)], [rating(n) for n in range(5)]
     first = board.make(pairs, ratings, [], 50)
-    # over all is the same as of the one intent
-    assert sorted(ranked) == [0, 0, 5, 8]
-    assert board.make(pairs, ratings, [], 50) == first
-    assert len(ranked) == 4
-    board.make([*pairs, pair(9, intent="chat")], ratings, [], 50)
-    assert sorted(ranked[4:]) == [1, 9]
+    again = board.make(pairs, ratings, [], 50)
+    assert again["judge"] is first["judge"]
+    changed = board.make([*pairs, pair(9, intent="chat")], ratings, [], 50)
+    assert changed["people"] is first["people"]
+    assert changed["judge"]["comparisons"] == 9
+    assert changed["intents"].keys() == {*first["intents"], "chat"}
+    more = board.make(pairs, ratings, [], 60)
+    assert more["judge"] is not first["judge"]
 
 
 def test_thirty_configurations_and_two_thousand_comparisons_take_a_second_of_work() -> None:
