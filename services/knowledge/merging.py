@@ -13,7 +13,7 @@ Nothing that is derived is stored: an alias, a contradiction or a deletion chang
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, get_args
@@ -98,24 +98,30 @@ def no_aliases(key: str) -> str:
     return key
 
 
-def facts_of(claims: Iterable[Claim], entity: EntityOf = no_aliases, today: str = "") -> list[Fact]:
-    """All facts that the claims make, in the order of their ids. today: a day; '' when nothing is to come."""
+def facts_of(
+    claims: Iterable[Claim], entity: EntityOf = no_aliases, today: str = "", about: Set[str] = frozenset()
+) -> list[Fact]:
+    """Return the facts that the claims make, in the order of their ids.
+
+    today: a date; '' if no claim is about the future. about: a fact must have one of these entities; empty: all facts.
+    """
     unique = {one.id: one for one in claims}.values()
     if today and unique:
         # clocks differ: what was said today has been said
         today = max(today, day(max(one.said for one in unique)))
     names = [one for one in unique if one.relation == ALIAS]
-    found = _facts([one for one in unique if one.relation != ALIAS], entity, today)
-    # between names: each keeps its spelling there
+    found = _facts([one for one in unique if one.relation != ALIAS], entity, today, about)
+    # Facts between names: each keeps its spelling.
     found += [
         replace(fact, subject=replace(fact.subject, id=entity(fact.subject.id)),
                 object=replace(fact.object, id=entity(fact.object.id)))
-        for fact in _facts(names, no_aliases, today)
+        for fact in _facts(names, no_aliases, today, frozenset())
+        if not about or {entity(fact.subject.id), entity(fact.object.id)} & about
     ]  # fmt: skip
     return sorted(found, key=lambda fact: fact.id)
 
 
-def _facts(claims: Iterable[Claim], entity: EntityOf, today: str) -> list[Fact]:
+def _facts(claims: Iterable[Claim], entity: EntityOf, today: str, about: Set[str]) -> list[Fact]:
     told = sorted(claims, key=_order)
     groups: dict[tuple[str, str, str], list[Claim]] = defaultdict(list)
     slots: dict[tuple[str, ...], list[Claim]] = defaultdict(list)
@@ -130,7 +136,7 @@ def _facts(claims: Iterable[Claim], entity: EntityOf, today: str) -> list[Fact]:
     seen = {slot: _timeline(those, partial(_other_end, entity, slot), today) for slot, those in slots.items()}
     names = _entities(told, entity)
     return [_fact_of(key, those, names, [(slot, seen[slot]) for slot in _slots(key)], today)
-            for key, those in groups.items()]  # fmt: skip
+            for key, those in groups.items() if not about or {key[0], key[2]} & about]  # fmt: skip
 
 
 def fact_line(fact: Fact) -> str:

@@ -61,7 +61,8 @@ async def migrate(old: Path, database: SqliteGraph) -> None:
         return
     with required_by(f"the knowledge of an older release in {old}", "ladybug"):
         import ladybug  # noqa: F401
-    lock = FileLock(old.with_name(f"{old.name}.lock"))
+    lock_file = old.with_name(f"{old.name}.lock")
+    lock = FileLock(lock_file)
     copy = old.with_name(f"{old.name}.migrating")
     try:
         if not await lock.taken(_LOCK_SECONDS):
@@ -78,6 +79,7 @@ async def migrate(old: Path, database: SqliteGraph) -> None:
         finally:
             await asyncio.to_thread(shutil.rmtree, copy, ignore_errors=True)
         log.info("knowledge.graph_migrated", claims=claims, backup=str(_move_to_backup(old)))
+        lock_file.unlink()
     finally:
         lock.close()
 

@@ -75,20 +75,18 @@ class Search:
         return sorted(sure, key=lambda hit: _rank(hit, wanted))[:n_results]
 
     async def _around(self, user_id: str, names: Names, entities: Sequence[str] | set[str], each: int) -> list[Fact]:
-        """The facts that touch entities, as the newest claims about them and what competes with these say."""
+        """Return the facts about entities, from the newest claims about them and from what competes with these."""
         keys = names.with_aliases(entities)
         claims = {one.id: one for one in await self._store.newest_claims(user_id, keys, each)}
         for one in await self._rivals(user_id, names, list(claims.values()), each):
             claims[one.id] = one
-        near = set(entities)
-        facts = facts_of(claims.values(), names.entity, day(self._clock()))
-        return [fact for fact in facts if {fact.subject.id, fact.object.id} & near]
+        return facts_of(claims.values(), names.entity, day(self._clock()), about=frozenset(entities))
 
     async def _rivals(self, user_id: str, names: Names, claims: Sequence[Claim], each: int) -> list[Claim]:
-        """What else is said where there can be one object: who lives in Lyon may have moved since."""
+        """Return the claims that may end others: a person who lives in Lyon may have moved since."""
         bound = [one for one in claims if exclusive(one.relation)]
         subjects = {one.subject_key for one in bound} | {one.object_key for one in bound if symmetric(one.relation)}
-        return await self._store.newest_claims_with(
+        return await self._store.newest_rivals(
             user_id, names.with_aliases(subjects), {one.relation for one in bound}, each
         )
 

@@ -170,12 +170,12 @@ _FROM_NAME = "MATCH (a:KnowledgeName)-[r:SAID]->(b:KnowledgeName) WHERE a.id = $
 _WHERE_SUBJECT = "FROM claims WHERE user = $user AND subject_key = $key"
 
 
-def _newest(condition: str = "") -> str:
-    """Return SQL for the newest claims about a name, from the ends of two indexes."""
+def _newest(of_subject: str = "", of_object: str = "") -> str:
+    """Return SQL for the newest claims about a name, from the ends of two indexes. The parameters are conditions."""
     ends = (
         f"SELECT * FROM (SELECT {_COLUMNS} FROM claims WHERE user = $user AND {end}_key = $key {condition} "
         "ORDER BY said DESC, id LIMIT $n)"
-        for end in ("subject", "object")
+        for end, condition in (("subject", of_subject), ("object", of_object))
     )
     return f"{' UNION ALL '.join(ends)} ORDER BY said DESC, id LIMIT $n"
 
@@ -201,9 +201,10 @@ REMOVE_CLAIMS = Statement(
     f"DELETE {_WHERE_SUBJECT} AND id IN {_listed('ids')}", f"{_FROM_NAME} AND r.id IN $ids DELETE r"
 )
 NEWEST = Statement(_newest(), f"{_AT_NAME} RETURN {_CLAIM} ORDER BY said DESC, id LIMIT $n")
-NEWEST_WITH_RELATION = Statement(
-    _newest(f"AND relation IN {_listed('relations')}"),
-    f"{_AT_NAME} AND r.relation IN $relations RETURN {_CLAIM} ORDER BY said DESC, id LIMIT $n",
+NEWEST_RIVALS = Statement(
+    _newest(f"AND relation IN {_listed('relations')}", f"AND relation IN {_listed('symmetric')}"),
+    f"{_AT_NAME} AND r.relation IN $relations AND (r.subject_key = $key OR r.relation IN $symmetric) "
+    f"RETURN {_CLAIM} ORDER BY said DESC, id LIMIT $n",
 )
 BETWEEN = Statement(
     f"SELECT {_COLUMNS} {_WHERE_SUBJECT} AND object_key IN {_listed('others')} UNION ALL "

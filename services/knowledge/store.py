@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from services.knowledge import statements as on
 from services.knowledge.claims import Claim, Turn, claim_of
 from services.knowledge.graph import Graph, Row, Run
+from services.knowledge.relations import symmetric
 from services.knowledge.statements import of_name, of_source
 
 # Sources that are removed in one transaction.
@@ -160,14 +161,18 @@ class Store:
         found = await self._graph.read(on.NEWEST, *({**of_name(user_id, key), "n": each} for key in keys))
         return _distinct(found)
 
-    async def newest_claims_with(
+    async def newest_rivals(
         self, user_id: str, keys: Iterable[str], relations: Collection[str], each: int
     ) -> list[Claim]:
-        """Return the newest claims about these names with one of these relations, at most `each` of a name."""
+        """Return the newest claims with these names as subjects and one of these relations, at most `each` of a name.
+
+        The ends of a symmetric relation are both subjects.
+        """
         if not relations:
             return []
-        asked = ({**of_name(user_id, key), "relations": list(relations), "n": each} for key in keys)
-        return _distinct(await self._graph.read(on.NEWEST_WITH_RELATION, *asked))
+        names = {"relations": sorted(relations), "symmetric": [one for one in relations if symmetric(one)], "n": each}
+        asked = ({**of_name(user_id, key), **names} for key in keys)
+        return _distinct(await self._graph.read(on.NEWEST_RIVALS, *asked))
 
     async def claims_between(self, user_id: str, keys: Iterable[str], others: Collection[str]) -> list[Claim]:
         """Return every claim about one of these names and one of the others."""

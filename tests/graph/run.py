@@ -206,7 +206,7 @@ def together(server: Server) -> None:
                 assert known is not None
                 while True:
                     try:
-                        return await Store((one, other)[number % 2]).hear(turn, [known], settled=True)
+                        return await Store((one, other)[number % 2]).replace_claims(turn, [known], settled=True)
                     except GraphUnavailable:
                         await asyncio.sleep(0.2)
 

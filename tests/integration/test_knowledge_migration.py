@@ -54,7 +54,7 @@ async def test_migration_keeps_every_claim_and_a_backup(how: str, tmp_path: Path
     (backup,) = backups(tmp_path)
     names = graph_files(before)
     assert filecmp.cmpfiles(before, backup, names, shallow=False) == (names, [], [])
-    assert graph_files(tmp_path) == [backup.name, "knowledge.lbug.lock"]
+    assert graph_files(tmp_path) == [backup.name]
 
 
 async def test_migration_keeps_marks_and_unread_sources(tmp_path: Path) -> None:

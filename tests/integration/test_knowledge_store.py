@@ -139,7 +139,12 @@ async def test_names_are_found_by_what_is_said_of_them(store: Store) -> None:
     assert [(one.subject_key, one.object_key) for one in await store.aliases("ann")] == [(USER, "eva")]
     assert {one.object_key for one in await store.newest_claims("ann", ["tom"], 9)} == {"tom", "rome"}
     assert len(await store.newest_claims("ann", ["tom", "anna"], 1)) == 2
-    assert [one.object_key for one in await store.newest_claims_with("ann", ["tom"], ["lives in"], 9)] == ["rome"]
+    rivals = {
+        name: await store.newest_rivals("ann", [name], ["lives in", "is married to"], 9) for name in ("tom", "rome")
+    }
+    assert sorted(one.relation for one in rivals["tom"]) == ["is married to", "lives in"]
+    # Rome is the object of "lives in": one more inhabitant ends no other fact.
+    assert rivals["rome"] == []
     await store.remove_claims("ann", [one for one in claims if one.relation == "likes"])
     assert "tea" not in await store.keys("ann")
 
