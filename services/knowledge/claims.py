@@ -1,4 +1,4 @@
-"""A claim: that somebody said, at one moment, that something is or was so. Facts are made of claims (see `merging`)."""
+"""Claims: at one moment, the user or the assistant said that something is or was so. `merging` makes facts of them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Speaker = Literal["user", "assistant"]
 By = Literal["model", "rules", "person"]
 
 MAX_QUOTE = 240
-# "St. Gallen" goes on
+# Not after "St.", as in "St. Gallen".
 _END = re.compile(r"(?<=[.!?])(?<!\bSt\.)\s+|\n+")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is read for claims. `answer` is '' where it is none of the assistant's own knowledge.
+    """A question and its answer, from which claims are read.
 
-    said: when the question was accepted, in ms.
+    answer: '' if the assistant used a tool. said: when the question was accepted, in ms.
     """
 
     source: str
@@ -38,10 +38,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who, what, whom; `subject_key` and `object_key` are the names' keys, `subject` and `object` as they were written.
+    """A subject, a relation and an object. `subject` and `object` are the names as they were written.
 
-    source: the response it was read from, or `person:…`. said: when, in ms. since, until: dates as they were told.
-    by: who read it. quote: the sentence that says it.
+    source: the response that states it, or `person:…` if a person entered it. said: in ms. since, until: dates as
+    `dates.date_of` returns them, or ''. by: what read it. quote: the sentence that states it.
     """
 
     id: str
@@ -123,9 +123,9 @@ def claim(
 
 
 def grounded(turn: Turn, found: dict[str, Any], by: By) -> Claim | None:
-    """What somebody read from a turn, if the turn says it: each name must stand in it, and not in questions only.
+    """Return the claim of a reading; None unless both names stand in the turn, outside of questions.
 
-    What stands in the user's words is the user's, anything else the assistant's.
+    The speaker is the user if the user's words have both names, else the assistant.
     """
     subject, object_ = str(found.get("subject", "")), str(found.get("object", ""))
     for speaker, text in _said(turn):
@@ -148,7 +148,7 @@ def grounded(turn: Turn, found: dict[str, Any], by: By) -> Claim | None:
 
 
 def distinct(claims: Iterable[Claim]) -> list[Claim]:
-    """One claim for each id; of what a turn says to be and to have been so, what is."""
+    """Return one claim for each id; if a turn says that something is and was so, the claim that it is."""
     found: dict[str, Claim] = {}
     for one in claims:
         before = found.get(one.id)
@@ -159,7 +159,7 @@ def distinct(claims: Iterable[Claim]) -> list[Claim]:
 def _said(turn: Turn) -> list[tuple[Speaker, str]]:
     said: list[tuple[Speaker, str]] = [("user", turn.query)]
     if turn.answer:
-        # a statement of the assistant's may need the question to be understood
+        # A statement of the assistant may refer to the question.
         said += [("assistant", turn.answer), ("assistant", f"{turn.query}\n{turn.answer}")]
     return said
 
@@ -169,7 +169,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _sentence(text: str, keys: list[str]) -> str | None:
-    """A sentence that is no question and has the names; else the first that has one of them, if the text has all."""
+    """Return a sentence with the names that is no question; else the first with one of them, if the text has all."""
     told = [one for one in sentences(text) if not one.endswith("?")]
     for one in told:
         if all(occurs(key, one) for key in keys):

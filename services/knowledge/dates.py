@@ -1,4 +1,4 @@
-"""Dates as precise as they were told: a year, a month of a year, or a day."""
+"""Dates as precise as in the text: a year, a month of a year, or a day."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def day(time_ms: int) -> str:
 
 
 def earlier(one: str, other: str) -> bool:
-    """Whether a date lies before another, as far as both are told: 2026 does not lie before 2026-05."""
+    """Return whether a date is before another, to the precision of both: 2026 is not before 2026-05."""
     told = min(len(one), len(other))
     return one[:told] < other[:told]
 
 
 def first(one: str, other: str) -> str:
-    """The earlier of two dates, and of one time the one that is told more exactly; '' is none."""
+    """Return the earlier of two dates, or the more precise one if neither is earlier; '' stands for no date."""
     if not one or not other:
         return one or other
     if earlier(one, other) or earlier(other, one):
@@ -38,11 +38,11 @@ def first(one: str, other: str) -> str:
 
 
 def date_of(text: str | None, said_ms: int) -> str | None:
-    """`2026`, `2026-05` or `2026-05-03` of what was said at a time; None for what is no date.
+    """Return the date that a text names, as `2026`, `2026-05` or `2026-05-03`; None if it names no date.
 
-    A month without a year is the last one that had begun when it was said.
+    said_ms: when it was said. A month without a year is the last one that had begun then.
     """
-    # dates are compared as texts: their digits are ours
+    # Dates are compared as texts: other scripts' digits become ASCII.
     words = " ".join(unicodedata.normalize("NFKC", text or "").casefold().replace(",", " ").split())
     if not words or len(words) > MOST:
         return None

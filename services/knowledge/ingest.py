@@ -1,8 +1,8 @@
-"""What comes from the bus into the knowledge: responses, the wish to have one read by the model, deletions.
+"""Handlers of messages from the bus: responses, requests to have the model read a response, deletions.
 
-A response is read by rule at once; then, where a capable model is there and as soon as nobody waits for an answer, by
-the model, whose claims take the place of the rules'. Each step is one transaction of the store, and its message is
-acknowledged afterwards: whoever takes a message over finds what was done, and does the rest.
+Rules read a response at once. Then the model reads it in a background call, and its claims replace those of the rules.
+Each step is one transaction of the store, and its message is acknowledged afterwards: after a takeover, another replica
+finds the finished steps in the store, and does the rest.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 R = TypeVar("R")
-# Called at each step with its name: where tests let a process die.
+# Called with the name of each step: tests kill a process there.
 Hook = Callable[[str], None]
-# More than this many that wait for the model are left with what the rules say.
+# While so many responses wait for the model, further ones are read by rule only.
 _LINE = 200
-# Longer texts are a document, not something that somebody says of his life.
+# Characters: longer texts are documents, not statements about the user.
 _READ = 8_000
 
 
@@ -47,9 +47,9 @@ def _nothing(_step: str) -> None:
 
 
 def turn_of(response: ResponseGeneration, otherwise: int) -> Turn:
-    """What may be read of a response. An answer that used a tool repeats what others wrote, or what is known already.
+    """Return the parts of a response that may be read. An answer that used a tool repeats the words of others.
 
-    otherwise: its time in ms, where its id does not tell it.
+    otherwise: the time in ms if the query's id does not have it.
     """
     return Turn(
         source=response.response_id,
@@ -71,7 +71,7 @@ class Ingest:
         self._fault = fault
 
     async def response(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
-        """Only what was shown: nobody has seen what respondent B said."""
+        """Read a response that the user has seen, which is one of respondent A."""
         response, settings = message.payload, self._context.settings
         if not settings.extract or response.respondent_id != "A":
             return ()
@@ -88,11 +88,11 @@ class Ingest:
         return [KNOWLEDGE_READ.of(wish, once=turn.source, user_id=turn.user_id, session_id=turn.session_id)]
 
     async def read(self, message: Message[KnowledgeRead]) -> Iterable[Outgoing]:
-        """Has the model read a response that the rules have read."""
+        """Have the model read a response that the rules have read."""
         wish = message.payload
         source = await retry_while_transient(lambda: self._store.source(wish.user_id, wish.response_id))
         if source is None or source.settled:
-            # deleted since, or somebody did it and died before he could say so
+            # Deleted since, or another replica read it and died before its acknowledgement.
             return ()
         claims = await self._extractor.read(source.turn) if self._context.settings.by_model else None
         self._fault("read by the model")
@@ -131,7 +131,7 @@ class Ingest:
 
 
 def _asked_at(query_id: str, otherwise: int) -> int:
-    """When a query was accepted, in ms: its id says it, unless another program made it."""
+    """Return when a query was accepted, in ms, from its id; `otherwise` if another program made the id."""
     try:
         return order(query_id)[0] or otherwise
     except ValueError:

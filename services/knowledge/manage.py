@@ -1,6 +1,6 @@
-"""knowledge_manage: what the gateway does with a user's knowledge. An operation between participants, not for models.
+"""knowledge_manage: the gateway's operations on a user's facts. Not for models.
 
-The user is the request's. `all_users` is for the backup: the gateway sets it for an administrator only.
+The user is that of the request. `all_users` is for the backup: the gateway sets it for an administrator only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DRAWN = 2_000
 _SOURCES = 50
 # Claims that are removed in one transaction.
 _PART = 500
-# In ms: no date can be told of what comes later.
+# In ms: there are no later dates.
 _YEAR_9999 = 253_370_764_800_000
 
 Op = Literal[
@@ -55,7 +55,7 @@ class KnowledgeManage(BaseModel):
     object: str = ""
     object_kind: Kind | None = None
     holds: Holds | None = None
-    # null leaves a date as it is, "" takes it away
+    # null leaves a date unchanged, "" removes it.
     since: str | None = None
     until: str | None = None
     cursor: str | None = None
@@ -115,7 +115,7 @@ class Manage:
         return Tool(NAME, KnowledgeManage, self.run, internal=True)
 
     async def run(self, args: KnowledgeManage, request: ToolRequest) -> ToolResult:
-        """`data` is {"found": false} for what is not there or not the user's."""
+        """Run an operation. `data` is {"found": false} if the user has no such fact."""
         try:
             return ToolResult("", await self._ops[args.op](args, request))
         except GraphUnavailable as exc:
@@ -177,7 +177,7 @@ class Manage:
         return {"entities": ranked[: args.limit], "total": len(ranked)}
 
     async def _graph(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
-        """Nodes and edges for a picture: around somebody, or the newest."""
+        """Return nodes and edges for a picture: of the facts around a name, or of the newest."""
         if args.about:
             hits = await self._search.find(request.user_id, [args.about], [], min(args.limit * 4, _DRAWN), 2)
             facts = [hit.fact for hit in hits]
@@ -190,7 +190,7 @@ class Manage:
              "state": fact.state, "since": fact.since or None, "until": fact.until or None,
              "confidence": fact.confidence}
             for fact in facts
-            # two names of one node are no edge
+            # Two names of one node are no edge.
             if fact.subject.id != fact.object.id
         ]  # fmt: skip
         return {"nodes": list(nodes.values()), "edges": edges}
@@ -198,7 +198,7 @@ class Manage:
     # ── moving in and out ────────────────────────────────────────────────────────────────────────────────────
 
     async def _export(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
-        """Claims of a user, or of all, in the order of users and ids."""
+        """Return claims of a user, or of all users, in the order of users and ids."""
         users = await self._store.users() if args.all_users else [request.user_id]
         user_id, _, after = (args.cursor or "").rpartition("|")
         for one in users:
@@ -213,7 +213,7 @@ class Manage:
         return {"lines": [], "cursor": None}
 
     async def _import(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
-        """Lines that are wrong are named by their number in the page; the others are taken."""
+        """Add the valid lines of a page; report the others by their numbers."""
         errors: list[dict[str, Any]] = []
         by_user: dict[str, list[Claim]] = {}
         for number, raw in enumerate(args.lines):
@@ -230,7 +230,7 @@ class Manage:
         return {"imported": imported, "there": there, "errors": errors}
 
     async def _clear(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
-        """Of the user, or of the next one of all; `left`: whether there is another one."""
+        """Remove the claims of the user, or of the next one of all users; `left`: whether another one has claims."""
         users = [request.user_id]
         if args.all_users:
             users = [one for one in await self._store.users() if await self._store.count(one)]
@@ -251,7 +251,7 @@ class Manage:
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _by_hand(self, request: ToolRequest) -> Turn:
-        """A source for what a person enters; the same for a call that is repeated."""
+        """Return the source of an entered fact: the same for a repeated call."""
         return Turn(f"{BY_HAND}{request.call_id}", request.user_id, "", await self._bus.server_time(), "")
 
     async def _now(self, request: ToolRequest, new: Claim) -> dict[str, Any]:
@@ -260,13 +260,13 @@ class Manage:
 
 
 def _with_newest_sources(fact: Fact) -> dict[str, Any]:
-    """A fact with its newest sources; of one that is told every day, not with all."""
+    """Return a fact as clients receive it, with its newest sources only."""
     told = fact_json(fact)
     return {**told, "sources": told["sources"][-_SOURCES:], "why": told["why"][-_SOURCES:]}
 
 
 def _entered_claim(turn: Turn, args: KnowledgeManage, old: Fact | None) -> Claim:
-    """What a person says, with what he leaves out from the fact that he corrects. Raises ToolError."""
+    """Return the claim that a person enters; missing parts come from the corrected fact. Raises ToolError."""
     for name in ("since", "until"):
         given = getattr(args, name)
         if given and date_of(given, turn.said) is None:
@@ -275,7 +275,7 @@ def _entered_claim(turn: Turn, args: KnowledgeManage, old: Fact | None) -> Claim
     since, until = args.since, args.until
     if old is not None:
         since = old.since if since is None else since
-        # what is so again has no end any more
+        # A fact that is so again has no end.
         until = (old.until if until is None and over == "was" else until) or ""
     new = claim(
         turn,
@@ -317,7 +317,7 @@ def _message(exc: ValidationError | ToolError) -> str:
 
 
 def _page_start(cursor: str | None, facts: Iterable[Fact]) -> int:
-    """Where a page begins. Raises ToolError."""
+    """Return the index at which a page begins. Raises ToolError."""
     if cursor is None:
         return 0
     said, separator, fact_id = cursor.partition("|")

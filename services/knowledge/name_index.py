@@ -1,4 +1,4 @@
-"""The names of a user, for finding those that somebody means: another spelling, a part of a name, a typing error."""
+"""The names of a user, found by another spelling, a part of a name, or with a typing error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from services.knowledge.claims import Claim
 from services.knowledge.merging import facts_of
 from services.knowledge.names import USER, named
 
-# How like a name another must be, of 100; short names differ by one letter and are two people.
+# Least similarity of 100: two people may have short names that differ in one letter.
 _LIKE = 84.0
 _MOST = 8
 
 
 class Names:
-    """version: of the store, when they were read. aliases: claims that two names are one entity's."""
+    """version: the user's version when the names were read. aliases: claims that two names are of one entity."""
 
     def __init__(self, version: int, keys: Iterable[str], aliases: Iterable[Claim]) -> None:
         self.version = version
@@ -39,18 +39,18 @@ class Names:
         return len(self._keys)
 
     def entity(self, key: str) -> str:
-        """One key for all names of an entity: the user's, else the first one."""
+        """Return the key that stands for all names of an entity: the user's key, else the first one."""
         while (parent := self._parent.get(key, key)) != key:
             key = parent
         return key
 
     def with_aliases(self, keys: Iterable[str]) -> list[str]:
-        """The keys with all other names of their entities."""
+        """Return the keys and those of all other names of their entities."""
         found = {other for key in keys for other in self._together.get(self.entity(key), [key])}
         return sorted(found)
 
     def matching(self, text: str) -> list[str]:
-        """The entities that a text may mean: those with its words, else those that are spelled alike."""
+        """Return the entities that a text may name: those with its words, else those with similar spelling."""
         key = named(text)
         if key is None:
             return []
@@ -65,12 +65,11 @@ class Names:
         if not found:
             near = process.extract(key, list(self._by_word), scorer=fuzz.ratio, score_cutoff=_LIKE, limit=_MOST)
             found = {name for word, _, _ in near for name in self._by_word[word]}
-        # the shortest first: whoever has just this name
+        # The shortest first: the name that is just this text.
         return list(dict.fromkeys(self.entity(name) for name in sorted(found, key=lambda one: (len(one), one))))[:_MOST]
 
     def _join(self, first: str, second: str) -> None:
-        """The smaller one stands for both: in which order aliases come makes no difference. The user's is the
-        smallest."""
+        """Let the smaller key stand for both, whatever the order of aliases. The user's key is the smallest."""
         one, other = sorted((self.entity(first), self.entity(second)), key=lambda key: (key != USER, key))
         self._parent.setdefault(one, one)
         self._parent[other] = one

@@ -1,4 +1,4 @@
-"""Names as people write them, and the key under which spellings of one name meet."""
+"""Names as people write them, and the key that all spellings of a name have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 Kind = Literal["person", "place", "organisation", "thing", "time"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-# The key of whoever talks with us: no name has it, because keys of names have letters, digits and spaces only.
+# The key of the user: no name has it, because keys of names have letters, digits and spaces only.
 USER = "@user"
 USER_NAME = "the user"
 MAX_NAME = 80
@@ -31,8 +31,8 @@ _END_OF_MARKED = 0x0530
 
 
 def shown(text: str) -> str:
-    """The text as a name may be shown: one line, without what a model could take for structure, and without what
-    nobody sees (of no width, or turning the direction of letters)."""
+    """Return a text as a name for display: one line, without characters that a model could take for structure, and
+    without invisible ones (of no width, or that turn the direction of letters)."""
     seen = "".join(c for c in text if unicodedata.category(c) != "Cf")
     flat = " ".join("".join(c if c.isprintable() else " " for c in seen).split())
     flat = re.sub(r"[<>{}\[\]|`*#=_~\\]+", " ", flat)
@@ -41,10 +41,9 @@ def shown(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def key_of(text: str) -> str:
-    """Where spellings meet: without case, marks of letters, punctuation and article; ä is ae, as it is where no
-    keyboard has it.
+    """Return the key of a name: without case, marks of letters, punctuation and article; ä becomes ae.
 
-    '' for what is no name. Typing errors are no spellings: Maria and Mario are two people.
+    Returns '' if the text is no name. Typing errors are no spellings: Maria and Mario are two people.
     """
     folded = unicodedata.normalize("NFC", _POSSESSIVE.sub("", shown(text)).casefold()).translate(_LETTERS)
     letters: list[str] = []
@@ -59,9 +58,9 @@ def key_of(text: str) -> str:
 
 
 def named(text: str, *, by_assistant: bool = False) -> str | None:
-    """The key of what a text names, `USER` for whoever talks with us; None for what names nobody.
+    """Return the key of the name in a text, `USER` for the user; None if it names neither a person nor a thing.
 
-    by_assistant: said by the assistant, whose `you` is the user and whose `I` is nobody.
+    by_assistant: in the assistant's words, `you` is the user and `I` is no name.
     """
     key = key_of(text)
     if key in _OF_THE_USER:
@@ -74,11 +73,11 @@ def named(text: str, *, by_assistant: bool = False) -> str | None:
 
 
 def occurs(key: str, text: str) -> bool:
-    """Whether a name stands in a text, word by word."""
+    """Return whether a text has the words of a name, in their order."""
     return f" {key} " in f" {key_of_text(text)} "
 
 
 @lru_cache(maxsize=256)
 def key_of_text(text: str) -> str:
-    """A whole text folded as names are."""
+    """Return a text with each word as in a key."""
     return " ".join(filter(None, map(key_of, re.split(r"[\s/–—-]+", text))))

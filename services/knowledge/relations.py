@@ -1,4 +1,4 @@
-"""Relations as models and people phrase them, in one form each."""
+"""The phrases of relations that models and people use, and the canonical form of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = {"mom": "mother", "mum": "mother", "dad": "father", "neighbor": "neighb
           "best friend": "friend", "grandma": "grandmother", "grandpa": "grandfather", "kid": "child",
           "coworker": "colleague", "co worker": "colleague", "manager": "boss"}  # fmt: skip
 
-# What several phrases say; a phrase in the past says it of the past.
+# A canonical form, its phrases in the present, and its phrases in the past.
 _PHRASES: tuple[tuple[str, str, str], ...] = (
     ("lives in", r"lives? (?:in|at)|living (?:in|at)|resides? (?:in|at)|based in|moves? to|moved to|relocated to"
                  r"|has moved to|located in", r"(?:used to|did) live (?:in|at)|lived (?:in|at)|resided (?:in|at)"
@@ -31,7 +31,7 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
     ("works at", r"works? (?:at|for)|working (?:at|for)|employed (?:at|by)|joined|started (?:at|working (?:at|for))",
                  r"(?:used to|did) work (?:at|for)|worked (?:at|for)|quit|resigned from|was fired (?:from|by)"
                  r"|retired from"),
-    # a place or a field, beside whom one works for
+    # A place or a field; the employer has a relation of its own.
     ("works in", r"works? in|working in", r"(?:used to|did) work in|worked in"),
     ("works as", r"works? as|working as|job|profession|occupation|has job|has profession|has occupation",
                  r"(?:used to|did) work as|worked as"),
@@ -93,7 +93,7 @@ class Relation:
 
 
 def exclusive(relation: str) -> bool:
-    """Whether one subject has one object at a time: another one closes it."""
+    """Return whether a subject has one object at a time: a later one ends the earlier one."""
     return relation in _EXCLUSIVE or relation.startswith("favourite ")
 
 
@@ -102,7 +102,7 @@ def symmetric(relation: str) -> bool:
 
 
 def relation_of(phrase: str) -> Relation | None:
-    """The one form of a phrase; None for what is no relation: longer than a few words, or not made of words."""
+    """Return the canonical form of a phrase; None if it is longer than a few words, or not made of words."""
     words = " ".join(phrase.replace("_", " ").replace("-", " ").casefold().replace("favorite", "favourite").split())
     words = re.sub(r"n['’]t\b", " not", words)
     if not words or len(words) > MAX_RELATION or len(words.split()) > 6:
@@ -129,7 +129,7 @@ def relation_of(phrase: str) -> Relation | None:
 
 
 def kinship(word: str) -> str | None:
-    """The relation of `Anna is my WORD`."""
+    """Return the relation in `Anna is my WORD`; None for other words."""
     plain = _PLAIN.get(word, word).replace("é", "e")
     plain = _PLAIN.get(plain.removesuffix("s"), plain)
     older = re.sub(r"^(?:older|younger|elder|little|big|twin|best|good|old|close|dear|step|half) ?", "", plain)
@@ -156,5 +156,5 @@ def _favourite(bare: str) -> str | None:
 
 
 def _plain(words: str, bare: str) -> str:
-    """A phrase that nothing is known of: `is` and `are` are one."""
+    """Return the form of an unknown phrase: `is`, `are` and `am` are one word."""
     return f"is {bare}" if words != bare and words.split()[0] in ("is", "are", "am") else bare

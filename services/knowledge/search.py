@@ -1,4 +1,4 @@
-"""Facts about the people and places that are asked for, the nearest first."""
+"""Search for facts about people and places."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from shared.envelope import now_ms
 
 HEADING = "=== KNOWLEDGE GRAPH FACTS ==="
 NOTHING = "No facts found in the knowledge graph."
-# Claims about a name that are looked at, the newest first; of those that a second hop starts from, and how many.
+# The newest claims that are read about a name, about a name of the second hop, and the number of those names.
 _CLAIMS, _NEAR, _STARTS = 400, 20, 40
-# As many as nobody has of one name. There are servers that make room for as many rows as are asked for.
+# More than a name has. Some servers reserve memory for the limit of a query.
 _EVERY = 1_000_000
-# Users whose names are kept in memory.
+# Users whose names stay in memory.
 _USERS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """hop: 1 for a fact about what was asked for, 2 for one about what that is connected with."""
+    """hop: 1 for a fact about a requested name, 2 for a fact about a name that such a fact has."""
 
     fact: Fact
     hop: int
@@ -44,11 +44,11 @@ class Search:
         self._names: OrderedDict[str, Names] = OrderedDict()
 
     async def names(self, user_id: str) -> Names:
-        """As they are now."""
+        """Return the current names of a user."""
         version = await self._store.version(user_id)
         known = self._names.get(user_id)
         if known is None or known.version != version:
-            # a write in between makes them newer than they say, and they are read again the next time
+            # After a write in between, the names are newer than the version, and are read again the next time.
             known = Names(version, await self._store.keys(user_id), await self._store.aliases(user_id))
             self._names[user_id] = known
         self._names.move_to_end(user_id)
@@ -59,14 +59,14 @@ class Search:
     async def find(
         self, user_id: str, people: Sequence[str], locations: Sequence[str], n_results: int, hops: int
     ) -> list[Hit]:
-        """The best hits; facts about the user where nobody is named. What is doubted is not among them."""
+        """Return the best hits; without names, facts about the user. Doubted facts are left out."""
         names = await self.names(user_id)
         wanted = [names.matching(text) for text in (*people, *locations)] if people or locations else [[USER]]
         asked = {entity for entities in wanted for entity in entities}
         first = await self._around(user_id, names, asked, _CLAIMS)
         hits = [Hit(fact, 1) for fact in first]
         if hops > 1 and len(hits) < n_results:
-            # what the user is connected with is everything: it is no way from one thing to another
+            # Not over the user, who is connected with everything.
             near = sorted({thing.id for fact in first for thing in (fact.subject, fact.object)} - asked - {USER})
             known = {fact.id for fact in first}
             second = await self._around(user_id, names, near[:_STARTS], _NEAR)
@@ -91,13 +91,13 @@ class Search:
         )
 
     async def of_claim(self, user_id: str, claim_id: str) -> Fact | None:
-        """The fact that rests on a claim, with others or alone."""
+        """Return the fact that a claim supports, alone or with others; None if the user has no such claim."""
         claim = await self._store.claim(user_id, claim_id)
         if claim is None:
             return None
         names = await self.names(user_id)
         ends = [names.with_aliases([key]) for key in (claim.subject_key, claim.object_key)]
-        # all that it rests on and that competes with it; what else is said of both tells their names and kinds
+        # Its own claims and the competing ones; other claims about both names give their spellings and kinds.
         claims = [
             *await self._store.newest_claims(user_id, {*ends[0], *ends[1]}, _CLAIMS),
             *await self._store.claims_between(user_id, *ends),
@@ -107,7 +107,7 @@ class Search:
         return next((fact for fact in facts if any(one.id == claim_id for one in fact.claims)), None)
 
     async def all(self, user_id: str) -> list[Fact]:
-        """Every fact of a user's, the newest first."""
+        """Return every fact of a user, the newest first."""
         names = await self.names(user_id)
         claims = await self._store.claims(user_id)
         facts = await asyncio.to_thread(facts_of, claims, names.entity, day(self._clock()))
@@ -115,14 +115,14 @@ class Search:
 
 
 def _rank(hit: Hit, wanted: Sequence[Sequence[str]]) -> tuple[Any, ...]:
-    """What connects several of those asked for comes first, then what is so, is sure, and was told last."""
+    """Return the order of hits: more requested names first, then what IS so, higher confidence, later statements."""
     fact = hit.fact
     met = sum(any(one in (fact.subject.id, fact.object.id) for one in entities) for entities in wanted)
     return hit.hop, -met, fact.state != "is", -fact.confidence, -fact.said, fact.id
 
 
 def text_of(hits: Sequence[Hit]) -> str:
-    """What a model reads."""
+    """Return the hits as a model reads them."""
     return "\n".join([HEADING, *(f"- {fact_line(hit.fact)}" for hit in hits)]) if hits else NOTHING
 
 
@@ -131,7 +131,7 @@ def entity_json(thing: Entity) -> dict[str, Any]:
 
 
 def fact_json(fact: Fact) -> dict[str, Any]:
-    """A fact as clients get it."""
+    """Return a fact as clients receive it."""
     return {
         "id": fact.id,
         "subject": entity_json(fact.subject),

@@ -1,4 +1,4 @@
-"""knowledge: the graph of people, places and things, with what is and what was."""
+"""knowledge: facts about people, places and things, with what IS and what WAS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LIMIT = 6
 
 
 def builder(*fault: Hook) -> Any:
-    """How the participant is built. `fault` is called at each step of a write: where tests let a process die."""
+    """Return the function that builds the participant. fault: called at each step of a write; tests kill it there."""
 
     @contextlib.asynccontextmanager
     async def build(context: Context[KnowledgeSettings]) -> AsyncIterator[Sequence[Work]]:
@@ -55,7 +55,7 @@ def builder(*fault: Hook) -> Any:
 
             @contextlib.asynccontextmanager
             async def same(_settings: KnowledgeSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
-                # they look at the context's settings at each call
+                # The tools read the context's settings at each call.
                 yield offered
 
             works = await stack.enter_async_context(open_tools(context, same))
@@ -97,7 +97,7 @@ async def _watch(context: Context[KnowledgeSettings], store: Store) -> None:
 
 
 async def _look(context: Context[KnowledgeSettings], store: Store) -> None:
-    """Says in the registry what is kept, who reads, and whether the graph is there."""
+    """Write to the registry what the store has, what reads facts, and whether the store can be used."""
     settings, trouble = context.settings, None
     try:
         async with asyncio.timeout(settings.store_timeout):
