@@ -228,9 +228,12 @@ class Server:
             **self._place.sentinel_login,
         }
         sentinel = Sentinel(self._place.addresses, sentinel_kwargs=options)
-        async with sentinel:
+        try:
             asked = [client.sentinel_master(self._place.service) for client in sentinel.sentinels]
             states = await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            # A caller whose time ends meanwhile must not keep the connections from being closed.
+            await asyncio.shield(sentinel.aclose())
         known = [state for state in states if isinstance(state, dict)]
         masters = [state for state in known if sentinel.check_master_state(state, self._place.service)]
         if not masters:
