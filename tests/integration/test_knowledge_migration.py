@@ -11,8 +11,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.knowledge import knowing
+from support.knowledge import knowing, knowledge_settings
 
+from services.cli.settings import KnowledgeConfig
 from services.knowledge.claims import Turn
 from services.knowledge.migrate import migrate
 from services.knowledge.sqlite import open_sqlite
@@ -44,6 +45,26 @@ async def migrated(old: Path) -> dict[str, list[dict[str, object]]]:
         await migrate(old, database)
         store = Store(database)
         return {user: [one.row() for one in await store.claims(user)] for user in await store.users()}
+
+
+@pytest.mark.parametrize(
+    ("values", "database", "graph"),
+    [
+        ({}, "knowledge.sqlite", "knowledge.lbug"),
+        ({"store": "ladybug"}, "knowledge.sqlite", "knowledge.lbug"),
+        ({"store": "ladybug", "store_path": "facts.lbug"}, "facts.sqlite", "facts.lbug"),
+        ({"store_path": "facts.db"}, "facts.db", "facts.lbug"),
+    ],
+)
+def test_settings_of_an_older_release_name_both_files(
+    values: dict[str, str], database: str, graph: str, tmp_path: Path
+) -> None:
+    given = {name: tmp_path / value if name == "store_path" else value for name, value in values.items()}
+    settings = knowledge_settings("redis://nowhere", tmp_path, "http://x", **given)
+    assert settings.store == "sqlite"
+    # The command line looks for both files too.
+    for one in (settings, KnowledgeConfig(data_dir=tmp_path, **given)):
+        assert (one.path, one.old_path) == (tmp_path / database, tmp_path / graph)
 
 
 @pytest.mark.parametrize("how", GRAPHS)
