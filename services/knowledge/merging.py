@@ -1,13 +1,13 @@
-"""Facts, made of claims. A pure function of the set of claims: in which order they came makes no difference.
+"""Computation of facts from claims: a pure function of the set of claims, whatever their order.
 
-Nothing that is derived is stored: an alias, a contradiction or a deletion changes what is read the next time.
+Facts are not stored: an alias, a contradiction or a deletion changes the result of the next computation.
 
-- The same subject, relation and object are one fact, with all its sources.
-- Where there can be one object at a time (`relations.exclusive`), the object told last is so now; it closes the others
-  with the date since when it is so, or on which it was said. What is told with an earlier `since` is history.
-- What is told of a day to come counts from that day on, and what is told to end on a day, until then.
+- Claims with the same subject, relation and object are one fact, with all its sources.
+- If a relation has one object at a time (`relations.exclusive`), the object of the latest claim IS. It ends the others,
+  on the date since which it is so, or on which it was said. A claim with an earlier `since` is about the past.
+- A claim about a future day counts from that day on; an end on a future day counts until then.
 - Two names of one entity are a fact about it.
-- The user's word counts: what the assistant said otherwise is doubted, and closes nothing.
+- The user's words take precedence: a different statement of the assistant is doubted, and ends no fact.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from services.knowledge.dates import day, earlier, first
 from services.knowledge.names import KINDS, USER, USER_NAME, Kind
 from services.knowledge.relations import ALIAS, exclusive, symmetric
 
-# Where the two ends of a fact differ, the later of these counts.
+# If the two ends of a symmetric fact differ, the later of these counts.
 State = Literal["is", "was", "doubted"]
-# The entity of a name's key.
+# Returns the entity of a name's key.
 EntityOf = Callable[[str], str]
 
-# How far a single source is trusted.
+# Confidence of a single source.
 _TRUST = {"person": 1.0, "user": 0.8, "assistant": 0.5}
 _BY_RULES = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Who or what a fact is about: `id` is its entity's key, `name` the spelling that was used most."""
+    """A person, place, organisation or thing. `id` is its key, `name` its most frequent spelling."""
 
     id: str
     name: str
@@ -44,8 +44,11 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`claims` are those it rests on, oldest first; its id is the first one's. `closed_by`: the claim that ended it.
-    ahead: it is not so yet."""
+    """A statement with its sources.
+
+    claims: oldest first; the fact has the id of the first one. closed_by: the claim that ended it. ahead: it begins on
+    a future day.
+    """
 
     id: str
     subject: Entity
@@ -61,11 +64,11 @@ class Fact:
 
     @property
     def said(self) -> int:
-        """When it was told last, in ms."""
+        """The time of its latest claim, in ms."""
         return self.claims[-1].said
 
     def why(self) -> list[str]:
-        """Sentences that say what it rests on, and what ended it."""
+        """Return sentences that name its sources, and what ended it."""
         told = [_reason(claim) for claim in self.claims]
         if self.closed_by is not None:
             ends = "ended" if self.state == "was" else "ends"
@@ -77,7 +80,7 @@ class Fact:
 
 @dataclass(slots=True)
 class _Timeline:
-    """What the claims of one slot say up to now. `current` is the object that is so."""
+    """The state of a slot after some of its claims. `current` is the object that IS."""
 
     current: str | None = None
     since: dict[str, str] = field(default_factory=dict)
@@ -94,7 +97,7 @@ class _Timeline:
 
 
 def no_aliases(key: str) -> str:
-    """The entity of a key where nothing is known of aliases."""
+    """Return the entity of a key if there are no aliases: the key."""
     return key
 
 
@@ -107,7 +110,7 @@ def facts_of(
     """
     unique = {one.id: one for one in claims}.values()
     if today and unique:
-        # clocks differ: what was said today has been said
+        # Clocks differ: no claim was made in the future.
         today = max(today, day(max(one.said for one in unique)))
     names = [one for one in unique if one.relation == ALIAS]
     found = _facts([one for one in unique if one.relation != ALIAS], entity, today, about)
@@ -128,7 +131,7 @@ def _facts(claims: Iterable[Claim], entity: EntityOf, today: str, about: Set[str
     for one in told:
         key = _key(one, entity)
         if key[0] == key[2]:
-            # two names of one entity
+            # Two names of one entity.
             continue
         groups[key].append(one)
         for slot in _slots(key):
@@ -140,7 +143,7 @@ def _facts(claims: Iterable[Claim], entity: EntityOf, today: str, about: Set[str
 
 
 def fact_line(fact: Fact) -> str:
-    """The fact as a model reads it: one line that says IS or WAS, with dates. What is doubted no model reads."""
+    """Return the fact as a model reads it: one line with IS or WAS, and dates. Models read no doubted facts."""
     said = f"{_name(fact.subject, True)} {_phrase(fact.relation, fact.object)}"
     dates = f" since {fact.since}" if fact.since else ""
     if fact.state == "was":
@@ -177,7 +180,7 @@ def _key(claim: Claim, entity: EntityOf) -> tuple[str, str, str]:
 
 
 def _slots(key: tuple[str, str, str]) -> list[tuple[str, ...]]:
-    """Within which claims compete: of one subject and relation where there can be one object, else of the fact."""
+    """Return the slots of a fact, in which claims compete: subject and relation if exclusive, else the fact itself."""
     subject, relation, object_ = key
     if not exclusive(relation):
         return [key]
@@ -185,13 +188,13 @@ def _slots(key: tuple[str, str, str]) -> list[tuple[str, ...]]:
 
 
 def _other_end(entity: EntityOf, slot: tuple[str, ...], claim: Claim) -> str:
-    """What competes: the object, seen from the slot's entity."""
+    """Return the end of a claim that competes in a slot."""
     subject, object_ = entity(claim.subject_key), entity(claim.object_key)
     return subject if object_ == slot[0] else object_
 
 
 def _timeline(claims: Sequence[Claim], object_of: Callable[[Claim], str], today: str) -> _Timeline:
-    """The claims of one slot in the order in which they count; the user's come first."""
+    """Apply the claims of a slot in their effective order, those of the user first."""
     found = _Timeline()
     for of_user in (True, False):
         settled, sure = set(found.state), found.current is not None
@@ -203,7 +206,7 @@ def _timeline(claims: Sequence[Claim], object_of: Callable[[Claim], str], today:
         taken_back = {key: one.said for key, one in told if one.holds == "was"}
         for key, one in sorted(told, key=lambda each: _effective_order(each[1])):
             if _is_plan(one) and taken_back.get(key, 0) > one.said:
-                # a plan of which nothing came
+                # A plan that was cancelled.
                 continue
             if sure and one.holds == "is":
                 found.state[key] = "doubted"
@@ -216,12 +219,12 @@ def _timeline(claims: Sequence[Claim], object_of: Callable[[Claim], str], today:
 
 
 def _effective_order(claim: Claim) -> tuple[str, int, str]:
-    """The order in which claims count: as they were said; of a day to come, with those of that day."""
+    """Return the order of claims: when they were said, or the future day that they are about."""
     return claim.since if _is_plan(claim) else day(claim.said), claim.said, claim.id
 
 
 def _is_plan(claim: Claim) -> bool:
-    """Whether it was told of a time after that at which it was said."""
+    """Return whether a claim is about a day after the one on which it was said."""
     return claim.holds == "is" and _is_future(claim.since, day(claim.said))
 
 
@@ -232,11 +235,11 @@ def _is_future(date: str, today: str) -> bool:
 def _apply(found: _Timeline, key: str, claim: Claim) -> None:
     if claim.holds == "was":
         if earlier(claim.until, found.since.get(key, "")):
-            # an earlier time of it
+            # An earlier period of the same fact.
             return
         if claim.since:
             found.since.setdefault(key, claim.since)
-        # that it was so, said of what is so now, ends it
+        # "It was so" ends a fact that is so.
         ended = claim.until or (day(claim.said) if found.state.get(key) == "is" else found.until.get(key, ""))
         found.close(key, ended, claim if found.state.get(key) == "is" else None)
         return
@@ -250,7 +253,7 @@ def _apply(found: _Timeline, key: str, claim: Claim) -> None:
         ended = claim.since or day(claim.said)
         found.close(other, ended, claim)
     if found.state.get(key) != "is":
-        # so again, or for the first time
+        # It is so again, or for the first time.
         found.since.pop(key, None)
         found.until.pop(key, None)
         found.closed_by.pop(key, None)
@@ -271,7 +274,7 @@ def _fact_of(
 ) -> Fact:
     subject, relation, object_ = key
     states = [(one, object_ if slot[0] == subject else subject) for slot, one in seen]
-    # of a relation that binds both ends, what one end says is over is over
+    # A symmetric fact is over if it is over at one end.
     slot, end = max(states, key=lambda one: get_args(State).index(one[0].state[one[1]]))
     state, until = slot.state[end], slot.until.get(end, "")
     if state != "doubted":
@@ -303,7 +306,7 @@ def _trust(claim: Claim) -> float:
 
 
 def _entities(claims: Sequence[Claim], entity: EntityOf) -> dict[str, Entity]:
-    """Each entity with the name and the kind that was used most; any kind says more than `thing`."""
+    """Return each entity with its most frequent name and kind; any other kind goes before `thing`."""
     names: dict[str, Counter[str]] = defaultdict(Counter)
     kinds: dict[str, Counter[Kind]] = defaultdict(Counter)
     for one in claims:
