@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl, urlencode
 
 from redis.asyncio import ConnectionPool, Sentinel
-from redis.asyncio.connection import SSLConnection
+from redis.asyncio.connection import RedisSSLContext, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -117,15 +117,30 @@ def _parse(url: str) -> _Place:
 def _pool(url: str) -> ConnectionPool:
     """Return redis-py's pool for a URL of one server, whose connections are BusConnections."""
     read = ConnectionPool.from_url(url, protocol=_OPTIONS["protocol"])
-    arguments = {**read.connection_kwargs, **_OPTIONS}
-    if issubclass(read.connection_class, SSLConnection):
+    arguments, connection_class = {**read.connection_kwargs, **_OPTIONS}, read.connection_class
+    if issubclass(connection_class, SSLConnection):
         # Python 3.13 requires extensions that the certificates of private authorities often lack.
         arguments.setdefault("ssl_exclude_verify_flags", [ssl.VERIFY_X509_STRICT])
-    pool = ConnectionPool(connection_class=bus_connection_class(read.connection_class), **arguments)
-    connection = pool.make_connection()
-    if isinstance(connection, SSLConnection):
-        connection.ssl_context.get()
+        connection_class = _class_with_context(connection_class(**arguments).ssl_context)
+    pool = ConnectionPool(connection_class=bus_connection_class(connection_class), **arguments)
+    # Raises TypeError if there is an unknown option.
+    pool.make_connection()
     return pool
+
+
+def _class_with_context(context: RedisSSLContext) -> type[SSLConnection]:
+    """Return redis-py's class of TLS connections with one context for all of them.
+
+    redis-py reads the certificates again for each connection, and blocks the event loop for up to 0.1 s.
+    """
+    context.get()
+
+    class OneContext(SSLConnection):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.ssl_context = context
+
+    return OneContext
 
 
 class Server:
@@ -228,6 +243,8 @@ class Server:
             **self._place.sentinel_login,
         }
         sentinel = Sentinel(self._place.addresses, sentinel_kwargs=options)
+        for client in sentinel.sentinels:
+            client.connection_pool.connection_class = self._place.pool.connection_class
         try:
             asked = [client.sentinel_master(self._place.service) for client in sentinel.sentinels]
             states = await asyncio.gather(*asked, return_exceptions=True)

@@ -140,6 +140,14 @@ async def test_url_of_each_form_carries_calls_and_journals(form: Form, callers: 
         follower.close()
 
 
+async def test_certificates_are_read_once_for_all_connections(tmp_path: Path) -> None:
+    async with tls(tmp_path) as url, open_bus(url) as bus:
+        await call(bus, "SET", key("a"), "b")
+        await asyncio.to_thread(Path(url.partition("ssl_ca_certs=")[2]).unlink)
+        async with bus.dedicated("other") as other:
+            assert await asyncio.wait_for(other.call("GET", key("a")), 20) == b"b"
+
+
 async def test_tls_server_of_unknown_authority_is_refused(tmp_path: Path) -> None:
     async with tls(tmp_path) as url, open_bus(url.partition("?")[0], timeout=0.5) as bus:
         writing = asyncio.create_task(call(bus, "SET", key("a"), "b"))
