@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -192,7 +192,13 @@ async def unknown_certificate(folder: Path) -> AsyncIterator[str]:
     both.write_bytes(own.public_bytes(pem) + key.private_bytes(pem, *form))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(both)
-    async with listening(silent, tls=context) as port:
+
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A listener with TLS of its own leaves the connection open if the client refuses the certificate.
+        with suppress(OSError):
+            await writer.start_tls(context)
+
+    async with listening(greet) as port:
         yield f"https://127.0.0.1:{port}"
 
 
