@@ -27,6 +27,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE.parent), str(HERE)]
 
 from page import CLIENTS, PAGE, Client, Outcome, table, written  # noqa: E402
+from support.environments import NotInstalled, python_environment  # noqa: E402
 from support.openai_place import Place, open_place  # noqa: E402
 
 from services.cli.launch.embedded_redis import EmbeddedRedis  # noqa: E402
@@ -98,19 +99,20 @@ def prepare(client: Client, seconds: float) -> list[str]:
     """Installs a client within so many seconds, once for these versions; the command that runs its script. Raises
     NotRunnable."""
     place = PLACES / client.name
-    if client.kind == "python" and _here(client):
-        return [sys.executable, str(client.script)]
-    program = "python3" if client.kind == "python" else "npm"
-    if shutil.which(program) is None:
-        raise NotRunnable(f"there is no {program} on the PATH")
+    if client.kind == "python":
+        try:
+            python = sys.executable if _here(client) else python_environment(place, client.packages, seconds)
+        except NotInstalled as exc:
+            raise NotRunnable(str(exc)) from exc
+        return [str(python), str(client.script)]
+    if shutil.which("npm") is None:
+        raise NotRunnable("there is no npm on the PATH")
     stamp = place / "installed.txt"
     wanted = "\n".join(client.packages)
     if not stamp.exists() or stamp.read_text() != wanted:
         shutil.rmtree(place, ignore_errors=True)
         _install(client, place, seconds)
         stamp.write_text(wanted)
-    if client.kind == "python":
-        return [str(place / "bin" / "python"), str(client.script)]
     # a module finds its packages beside itself
     for script in (client.script, HERE / "trying.mjs"):
         shutil.copy(script, place)
@@ -127,16 +129,11 @@ def _here(client: Client) -> bool:
 
 def _install(client: Client, place: Path, seconds: float) -> None:
     place.mkdir(parents=True)
-    if client.kind == "python":
-        pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--retries", "2"]
-        commands = [[sys.executable, "-m", "venv", str(place)], [*pip, "install", "-q", *client.packages]]
-    else:
-        (place / "package.json").write_text('{"private": true, "type": "module"}\n')
-        quiet = ["--silent", "--no-audit", "--no-fund", "--fetch-retries=2", "--fetch-retry-mintimeout=2000"]
-        commands = [["npm", "install", "--save-exact", *quiet, *client.packages]]
+    (place / "package.json").write_text('{"private": true, "type": "module"}\n')
+    quiet = ["--silent", "--no-audit", "--no-fund", "--fetch-retries=2", "--fetch-retry-mintimeout=2000"]
+    command = ["npm", "install", "--save-exact", *quiet, *client.packages]
     try:
-        for command in commands:
-            subprocess.run(command, cwd=place, check=True, timeout=seconds, stderr=subprocess.DEVNULL)
+        subprocess.run(command, cwd=place, check=True, timeout=seconds, stderr=subprocess.DEVNULL)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
         shutil.rmtree(place, ignore_errors=True)
         raise NotRunnable("its packages cannot be had from the index here") from exc
