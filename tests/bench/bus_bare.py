@@ -1,10 +1,8 @@
-"""The floor in Python: redis-py doing the same two hops and nothing else.
+"""Plain redis-py: the same two hops with three commands, and no promises.
 
-Tuned means: hiredis parser, one connection that writes and one that reads in each process, all writes of one loop tick
-in one flush, 64 entries a read, one reply stream with one reader, and the replies of a batch together with its
-acknowledgement in one flush. No stored results, no claims, no heartbeats, no deadlines, no reconnecting.
-
-`BareBus` does it with the asyncio client's own calls, `DirectBus` with redis-py's connections below the client.
+Tuned: hiredis parser, one connection that writes and one that reads in each process, all writes of a loop tick in one
+flush, 64 entries a read, one reply stream with one reader. Replies and acknowledgement of a batch share a flush.
+There are no stored results, claims, heartbeats, deadlines or reconnects.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ KEPT = 10_000
 
 
 class Flushing:
-    """Commands whose replies nobody waits for; those of one loop tick leave in one write."""
+    """Commands without a waiting caller; those of one loop tick leave in one write."""
 
     def __init__(self) -> None:
         self._commands: list[tuple[Any, ...]] = []
@@ -45,7 +43,7 @@ class Flushing:
 
 
 class BareBus:
-    name = "bare redis-py"
+    name = "plain redis-py"
     promises = "none: XADD, XREADGROUP, XADD + XACK, XREAD"
 
     def __init__(self, url: str) -> None:
@@ -107,36 +105,3 @@ class BareBus:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._redis.aclose()
-
-
-class DirectBus(BareBus):
-    name = "bare connections"
-    promises = "none: the same loop on redis-py's connections, without its client layer"
-
-    async def _start(self, reading: Coroutine[Any, Any, None]) -> None:
-        self._writing, self._reading = (self._redis.connection_pool.make_connection() for _ in range(2))
-        for connection in (self._writing, self._reading):
-            await connection.connect()
-        await super()._start(reading)
-
-    async def _write(self, commands: list[tuple[Any, ...]]) -> None:
-        await self._writing.send_packed_command(self._writing.pack_commands(commands))
-        for _ in commands:
-            await self._writing.read_response()
-
-    async def _requests(self) -> list[Any]:
-        read = ("XREADGROUP", "GROUP", GROUP, "one", "COUNT", COUNT, "BLOCK", 0, "STREAMS", self.requests, ">")
-        return await self._read(*read)
-
-    async def _replies(self, after: bytes | str) -> list[Any]:
-        return await self._read("XREAD", "COUNT", 512, "BLOCK", 0, "STREAMS", self.replies, after)
-
-    async def _read(self, *command: Any) -> list[Any]:
-        await self._reading.send_command(*command)
-        ((_, entries),) = await self._reading.read_response()
-        return [(entry_id, fields[1], fields[3]) for entry_id, fields in entries]
-
-    async def close(self) -> None:
-        await super().close()
-        for connection in (self._writing, self._reading):
-            await connection.disconnect(nowait=True)

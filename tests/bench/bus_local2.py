@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from bus_port import tool_work
+from bus_port import CONCURRENCY, tool_work
 from pydantic import BaseModel, Field
 
 from shared.envelope import now_ms
@@ -23,8 +23,6 @@ from shared.telemetry.logging import configure
 
 TOOL = "bench_echo"
 TIMEOUT = 15.0
-# As many as the bare loop reads at once.
-CONCURRENCY = 64
 
 
 class BenchEcho(BaseModel):

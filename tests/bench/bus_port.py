@@ -9,6 +9,8 @@ import orjson
 
 # What a tool is asked, as it crosses the bus: a JSON document of 473 bytes. The answer is a text of the same length.
 MESSAGE_BYTES = 473
+# Calls that a worker serves at the same time.
+CONCURRENCY = 64
 
 
 class BusUnderTest(Protocol):

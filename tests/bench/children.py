@@ -20,16 +20,17 @@ ROOT = HERE.parents[1]
 class Child:
     """A Python process. `ask` sends a line and returns the JSON of the answer. Its log goes to `log`.
 
-    Nothing of the caller's LOCAL2_ settings reaches it: what is measured are the defaults and `env`.
+    The caller's LOCAL2_ settings are removed: the process has the defaults and `env`.
+    python: the interpreter; by default the one that runs the bench.
     """
 
-    def __init__(self, args: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, args: Sequence[str], log: Path, env: Mapping[str, str], python: str = sys.executable) -> None:
         self._log = log
         paths = [str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL2_")}
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, *args],
+                [python, *args],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -55,7 +55,8 @@ def say(value: object) -> None:
 
 async def main(role: str, target: str) -> None:
     bus = bus_class(target)(os.environ["BENCH_REDIS_URL"])
-    await (bus.start_worker() if role == "worker" else bus.start_requester())
+    async with asyncio.timeout(_LOST):
+        await (bus.start_worker() if role == "worker" else bus.start_requester())
     say({"name": bus.name, "promises": bus.promises, "pid": os.getpid()})
     while line := (await asyncio.to_thread(sys.stdin.readline)).split():
         match line:

@@ -1,4 +1,4 @@
-"""`make bench`: latency, throughput, CPU and memory in one run, side by side with the bare floor.
+"""`make bench`: latency, throughput, CPU and memory in one run, side by side with plain redis-py.
 
 The parts take turns round after round, and medians are shown: on a shared machine only the ratios within one run mean
 something. `--bus module:Class` puts another bus (see bus_port.py) in the place of LoCAL2's.
@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def round_trips(options: argparse.Namespace, folder: Path, rounds: int, seconds: float) -> tuple[list[Target], object]:
-    targets = list(dict.fromkeys([options.bus, roundtrip.LOCAL2, roundtrip.BARE, roundtrip.DIRECT, *roundtrip.LADDER]))
+    targets = list(dict.fromkeys([options.bus, roundtrip.LOCAL2, roundtrip.BARE]))
     with EmbeddedRedis(folder / "redis-roundtrip", port=0) as server:
         result = roundtrip.measure(server.url, folder, targets, rounds, seconds)
     text, verdicts = roundtrip.report(result, options.bus)

@@ -114,7 +114,6 @@ WAYS = {
     "model": "model server directly",
     "bus": "bus → generator → model",
     "api": "HTTP → gateway → bus → generator",
-    "hops": "the same hops without our code",
 }
 
 
@@ -124,16 +123,12 @@ def measure(
     """Medians over the rounds; the ways take turns within each round."""
     env = {"BENCH_KEY": KEY, **{f"BENCH_{name.upper()}": url for name, url in stack.addresses.items()}}
     with ExitStack() as processes:
-        for part in ("answerer", "door") if "hops" in ways else ():
-            hops = Participant([str(HERE / "first_hops.py"), part], folder / f"hops-{part}.log", env)
-            env["BENCH_HOPS"] = processes.enter_context(hops).read()
         client = processes.enter_context(Child([str(HERE / "stream_client.py")], folder / "client.log", env))
         client.read()
         for way in ways:
-            client.ask(f"measure {way} short {1 if way == 'hops' else 4} 1")
+            client.ask(f"measure {way} short 4 1")
         found: dict[tuple[str, int], dict[str, list[dict[str, float]]]]
-        # one question at a time goes over the hops
-        found = {load: {way: [] for way in ways if way != "hops" or load == LOADS[0]} for load in loads}
+        found = {load: {way: [] for way in ways} for load in loads}
         for _ in range(rounds):
             for load, streams in loads:
                 for way in found[load, streams]:

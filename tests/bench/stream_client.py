@@ -133,8 +133,8 @@ class Client:
         match way:
             case "model":
                 return by_model(load)
-            case "api" | "hops":
-                return by_http(os.environ[f"BENCH_{way.upper()}"], load)
+            case "api":
+                return by_http(os.environ["BENCH_API"], load)
             case _:
                 return by_bus(load, self._context, self._bell)
 
