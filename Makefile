@@ -24,7 +24,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup extras run test test-fast test-bus test-clients test-webui test-graph test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
+.PHONY: help setup extras run test test-fast test-bus test-clients test-webui test-graph test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-peers bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -127,8 +127,11 @@ pins: $(VENV)/bin/python ## what is pinned, and how long ago each was looked up 
 stories: $(DEV_STAMP) ## the acceptance stories against a stack with the scripted model
 	@$(PY) tests/e2e/stories_stack.py $(ARGS)
 
-bench: $(DEV_STAMP) ## latency, throughput, CPU and memory, against the bare floor
+bench: $(DEV_STAMP) ## latency, throughput, CPU and memory, against plain redis-py
 	@$(PY) tests/bench/run.py $(ARGS)
+
+bench-peers: $(DEV_STAMP) ## tool round trips against other task queues, each in an environment of its own
+	@$(PY) tests/bench/run_peers.py $(ARGS)
 
 bench-shadow: $(DEV_STAMP) ## what the shadow and the judge cost those who wait for an answer
 	@$(PY) tests/bench/shadow.py $(ARGS)

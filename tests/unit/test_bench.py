@@ -1,24 +1,26 @@
-"""The verdicts of `make bench`, and what its ladder sends."""
+"""The verdicts of `make bench` and `make bench-peers`."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import orjson
 import pytest
-from pydantic import BaseModel
-from support.slots import uncounted
-
-from shared.bus import Bus, Command, Delivery
-from shared.bus.slots import Slots
-from shared.participant.tool import Cancelled, ToolResult, Tools, ToolWork
-from shared.participant.tool_client import Caller, ToolClient
 
 BENCH = Path(__file__).parents[1] / "bench"
+
+
+@pytest.fixture(autouse=True)
+def _bench_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCH))
+    yield
+    for name in set(sys.modules) - before:
+        if str(BENCH) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -26,93 +28,60 @@ BENCH = Path(__file__).parents[1] / "bench"
     [(6.0, True, "PASS"), (6.1, True, "MISS"), (48.0, True, "MISS"), (48.1, True, "FAR"),
      (6.0, False, "PASS"), (5.9, False, "MISS"), (0.75, False, "MISS"), (0.7, False, "FAR")],
 )  # fmt: skip
-def test_a_target_that_is_missed_by_far_is_told_from_one_that_is_missed(
-    value: float, most: bool, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    monkeypatch.delitem(sys.modules, "tables", raising=False)
+def test_target_missed_by_far_differs_from_a_miss(value: float, most: bool, shown: str) -> None:
     from tables import Target
 
-    # what differs from run to run is never that
+    # a value that varies between runs is never far off
     assert not Target("added time", value, 6.0, " ms", most).far
     target = Target("added time", value, 6.0, " ms", most, steady=True)
     assert str(target).split()[0] == shown
     assert (target.met, target.far) == (shown == "PASS", shown == "FAR")
 
 
-class _Asked(BaseModel):
-    number: int
-    language: str
-    limit: int
-    text: str
+def _entrant(name: str, p50: float, rate: float, missing: str = "") -> Any:
+    from run_peers import Entrant
+
+    one = {1: {"p50": p50, "rate": rate}, 64: {"p50": p50, "rate": rate}}
+    return Entrant(name, "module:Class", missing=missing, rounds=[] if missing else [one])
 
 
-async def _sent_by_us(args: dict[str, Any], answer: str) -> list[Command]:
-    """The commands of a call and of its answer."""
-    bus, asked = Bus("redis://localhost:1", "bench/host-1234-abcdef"), asyncio.get_running_loop().create_future()
+@pytest.mark.parametrize(
+    ("peer", "met"),
+    [((600e-6, 3_000.0), [True, True]), ((400e-6, 3_000.0), [False, True]), ((600e-6, 3_001.0), [True, False])],
+    ids=["slower", "lower latency", "higher rate"],
+)
+def test_peer_is_beaten_by_latency_and_rate(peer: tuple[float, float], met: list[bool]) -> None:
+    from run_peers import compare
 
-    def commit(commands: list[Command], **_: object) -> asyncio.Future[list[Any]]:
-        asked.set_result(commands[0])
-        return asyncio.get_running_loop().create_future()
-
-    def served(tool: str) -> dict[str, Any]:
-        return {"function": {"name": tool}}
-
-    async def run(_args: _Asked, _request: object) -> ToolResult:
-        return ToolResult(answer)
-
-    async def unblock() -> bool:
-        return False
-
-    bus.link.commit = commit  # type: ignore[method-assign, assignment]
-    context: Any = SimpleNamespace(
-        bus=bus, inbox="PromisesBus:replies", on_inbox=lambda *_: None,
-        registry=SimpleNamespace(cached=served, overloaded=lambda _tool: False),
-        participant="bench_echo", settings=SimpleNamespace(retention=86_400),
-    )  # fmt: skip
-    caller = Caller("1700000000000000000-0", "1700000000000000000", "bench", "A", bus.now_ms() + 15_000)
-    calling = asyncio.create_task(
-        ToolClient(context).call(
-            "bench_echo", args, call_id=f"{caller.query_id}:A:1:0", caller=caller, timeout=9, attempt=1
-        )
-    )
-    request = await asked
-    calling.cancel()
-    tools = Tools()
-    tools.runs["bench_echo"] = run
-    work = ToolWork("bench_echo", _Asked, lambda: tools, Cancelled(), internal=False)
-    fields = [field if isinstance(field, bytes) else field.encode() for field in request[3:]]
-    delivery = Delivery(work.stream, f"{bus.now_ms()}-0", fields, 1, Slots(1, {}, 5, unblock, uncounted))
-    delivery.task = asyncio.current_task()
-    bus._uncut["local2:tool.result.bench_echo"] = 0
-    return [request, *await work.route(context).handler(delivery)]
+    _, verdicts = compare(_entrant("LoCAL2", 500e-6, 9_000), _entrant("plain", 400e-6, 9_500), [_entrant("q", *peer)])
+    assert [verdict.met for verdict in verdicts] == [True, True, *met]
 
 
-async def _sent_by_the_ladder(args: dict[str, Any]) -> list[Command]:
-    from bus_ladder import PromisesBus
+@pytest.mark.parametrize(
+    ("plain", "met"),
+    [((400e-6, 15_000.0), [True, True]), ((300e-6, 15_000.0), [False, True]), ((400e-6, 15_001.0), [True, False])],
+    ids=["within both", "latency", "rate"],
+)
+def test_plain_client_limits_latency_and_rate(plain: tuple[float, float], met: list[bool]) -> None:
+    from run_peers import compare
 
-    bus = PromisesBus("redis://localhost:1")
-    bus._session = "1700000000000000000"
-    calling = asyncio.create_task(bus.call(args))
-    await asyncio.sleep(0)
-    calling.cancel()
-    (request,) = bus._writes._commands
-    bus._serve("1700000000000-0", orjson.loads(request[-1]))
-    return bus._writes._commands
-
-
-def _names(command: Command) -> list[Any]:
-    """A command and the names of its entry's fields."""
-    head = command.index("*") + 1 if "*" in command else len(command)
-    return [command[0], *sorted(command[head::2])]
+    _, verdicts = compare(_entrant("LoCAL2", 600e-6, 9_000), _entrant("plain", *plain), [])
+    assert [verdict.met for verdict in verdicts] == met
 
 
-async def test_the_ladder_sends_the_commands_and_bytes_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    from bus_port import message, tool_work
+def test_peer_that_is_missing_has_no_verdict() -> None:
+    from run_peers import compare
 
-    args = message(1)
-    ours, ladder = await _sent_by_us(args, tool_work(args)), await _sent_by_the_ladder(args)
-    assert sorted(map(_names, ladder)) == sorted(map(_names, ours))
-    sizes = [sum(len(str(part)) for command in commands for part in command) for commands in (ours, ladder)]
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.03)
+    missing = _entrant("queue", 0, 0, missing="no such version")
+    text, verdicts = compare(_entrant("LoCAL2", 500e-6, 9_000), _entrant("plain", 400e-6, 9_500), [missing])
+    assert "NOT RUN queue: no such version" in text
+    assert not [verdict for verdict in verdicts if "queue" in verdict.name]
+
+
+def test_peer_packages_have_exact_versions() -> None:
+    listed = tomllib.loads((BENCH / "peers" / "packages.toml").read_text(encoding="utf-8"))
+    wanted = listed.pop("common") + [package for peer in listed.values() for package in peer["packages"]]
+    assert [package for package in wanted if "==" not in package] == []
+    for peer in listed.values():
+        module = peer["bus"].partition(":")[0].replace(".", "/")
+        assert (BENCH / f"{module}.py").is_file()
