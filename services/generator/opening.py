@@ -13,7 +13,7 @@ from services.generator.run import Parts, Response, check_known
 from services.generator.steps import Ports, shown, told
 from shared.bus import Command
 from shared.bus.keys import cancel_key, journal_key
-from shared.bus.port import Reply, checked
+from shared.bus.replies import Reply, checked
 from shared.contracts import QueryReceived
 from shared.envelope import Message
 from shared.participant.machine import Machine

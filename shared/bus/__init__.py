@@ -1,12 +1,12 @@
 """Redis Streams with consumer groups: the only thing that participants share."""
 
+from shared.bus.connection import Connection
 from shared.bus.consumer import Consumer, Route
 from shared.bus.follow import START, Follower, StreamTailer, next_page
-from shared.bus.link import Connection
-from shared.bus.port import FULL, TOGETHER, BusFull, Command, ConnectionLost, Reply, ReplyError
+from shared.bus.replies import FULL, TOGETHER, BusFull, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.scripts import Script
 from shared.bus.slots import Delivery, Limit
-from shared.bus.streams import Bus, Entry, grouping, order
+from shared.bus.streams import Bus, Entry, create_group_command, order
 from shared.bus.subscriber import PUBLISH_ENTRY, JournalSubscriber, open_subscriber
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "Route",
     "Script",
     "StreamTailer",
-    "grouping",
+    "create_group_command",
     "next_page",
     "open_subscriber",
     "order",

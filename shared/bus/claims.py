@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from shared.bus.port import Command, ReplyError
+from shared.bus.replies import Command, ReplyError
 from shared.bus.scripts import HAND_OVER, RENEW_CLAIMS, SET_DELIVERY_COUNT, UNOWNED_CONSUMER
 from shared.bus.slots import Delivery, Slots
-from shared.bus.streams import Bus, entries, grouping
+from shared.bus.streams import Bus, create_group_command, entries
 from shared.bus.visibility import Visibility, Watch
 from shared.errors import Fenced, TransientError
 from shared.telemetry.logging import get_logger
@@ -52,7 +52,9 @@ class Claims:
         if not self.certain_until:
             # Nothing is held before the first call, so there is nothing to renew.
             self.certain_until = asyncio.get_running_loop().time() + self._visibility.certain
-        created = await self._bus.pulse.pipe_raw([grouping(stream, self._group) for stream in self.streams])
+        created = await self._bus.heartbeat_link.pipe_raw(
+            [create_group_command(stream, self._group) for stream in self.streams]
+        )
         for stream, reply in zip(self.streams, created, strict=True):
             code = reply.code if isinstance(reply, ReplyError) else ""
             if code != "WRONGTYPE":
@@ -88,7 +90,7 @@ class Claims:
     async def _renew(self, stream: str, ids: Sequence[str]) -> list[str]:
         """Renew claims on one stream; return the ids that were taken over. Note whether entries can be reclaimed."""
         try:
-            now, unowned, stale, lost = await self._bus.pulse.call(*self._renewal(stream, ids))
+            now, unowned, stale, lost = await self._bus.heartbeat_link.call(*self._renewal(stream, ids))
         except ReplyError as exc:
             if "NOGROUP" not in str(exc) and exc.code != "WRONGTYPE":
                 raise
@@ -142,7 +144,7 @@ class Claims:
             pending = ("XPENDING", stream, self._group, "IDLE", idle, "-", "+", count - len(unowned))
             stale = await self._bus.link.call(*pending)
             # Every process may have been paused since the heartbeat, so that all claims look stale now.
-            now, *_ = await self._bus.pulse.call(*self._renewal(stream))
+            now, *_ = await self._bus.heartbeat_link.call(*self._renewal(stream))
             if self._watch.observe(now) >= idle:
                 found += await self._claim_rows(stream, stale, idle, slots)
         return found
@@ -179,7 +181,7 @@ class Claims:
                 claim = ("XCLAIM", one.stream, self._group, UNOWNED_CONSUMER, 0, one.entry_id)
                 transfers.append((*claim, "RETRYCOUNT", one.deliveries - 1, "JUSTID"))
         if transfers:
-            await self._bus.pulse.pipe_raw(transfers)
+            await self._bus.heartbeat_link.pipe_raw(transfers)
 
     async def release_all(self) -> None:
         """Transfer every entry to the unowned consumer, and remove this consumer from the groups."""

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.bus.claims import Claims
+from shared.bus.connection import MAX_ATTEMPTS
 from shared.bus.dead_letters import dead_letter_command
 from shared.bus.keys import nothing_key
-from shared.bus.link import MAX_ATTEMPTS
-from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
+from shared.bus.replies import BusFull, Command, ConnectionLost, ReplyError
 from shared.bus.slots import Delivery, Limit, Slots
 from shared.bus.streams import Bus, entries
 from shared.bus.visibility import Visibility
@@ -243,7 +243,7 @@ class Consumer:
     async def _end_read(self) -> bool:
         """End the blocking read; return False if none waits in Redis."""
         with contextlib.suppress(TransientError, ReplyError):
-            return await self._bus.unblock()
+            return await self._bus.unblock_reader()
         return False
 
     # ── one delivery ─────────────────────────────────────────────────────────────────────────────────────────

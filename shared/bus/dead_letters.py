@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from shared.bus.keys import DEAD_LETTER_VERIFIED_UP_TO, once_key
-from shared.bus.port import Command
+from shared.bus.replies import Command
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.slots import Delivery
 from shared.bus.streams import RETENTION, Bus, Entry, order

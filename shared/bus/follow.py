@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NoReturn
 
-from shared.bus.port import ConnectionLost, ReplyError
-from shared.bus.streams import BEFORE_TOO_LATE, Bus, Entry, entries, order, size_of
+from shared.bus.replies import ConnectionLost, ReplyError
+from shared.bus.streams import BEFORE_POISONED, Bus, Entry, drop_poisoned_ids, entries, order, size_of
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
 
@@ -92,7 +92,7 @@ class StreamTailer:
                     await asyncio.sleep(self.pause)
                     await self.poll()
                     continue
-                found = [self._report(name.decode(), self.bus.sane(entries(rows))) for name, rows in reply or ()]
+                found = [self._report(name.decode(), drop_poisoned_ids(entries(rows))) for name, rows in reply or ()]
                 if reply and not any(found):
                     # All entries were dropped: the next read would return at once, too.
                     await asyncio.sleep(_SHORT_WAIT_S)
@@ -107,7 +107,7 @@ class StreamTailer:
 
     async def _poll(self, streams: Sequence[str]) -> None:
         cursors = {stream: self._cursor[stream] for stream in streams if stream in self._cursor}
-        newest = [("XREVRANGE", stream, BEFORE_TOO_LATE, f"({after}", "COUNT", 1) for stream, after in cursors.items()]
+        newest = [("XREVRANGE", stream, BEFORE_POISONED, f"({after}", "COUNT", 1) for stream, after in cursors.items()]
         until = asyncio.get_running_loop().time() + self.pause
         for stream, reply in zip(cursors, await self.bus.link.submit(newest, False, until=until), strict=True):
             # A key that is no stream has no entries.
@@ -217,7 +217,7 @@ class Follower:
     def _take_page(self, reading: asyncio.Task[list[Entry]]) -> list[Entry]:
         self._reading = None
         try:
-            found = self._tailer.bus.sane(reading.result())
+            found = drop_poisoned_ids(reading.result())
         except ReplyError as exc:
             # The key has another type: it has no entries.
             log.error("bus.not_a_stream", stream=self.stream, error=str(exc))

@@ -17,7 +17,7 @@ from typing import Any, cast
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
-from shared.bus.port import Command, Reply, ReplyError
+from shared.bus.replies import Command, Reply, ReplyError
 
 
 class _Receiver(asyncio.Protocol):

@@ -11,7 +11,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shared.bus.port import Command, Reply, ReplyError
+from shared.bus.replies import Command, Reply, ReplyError
 
 FOLDER = Path(__file__).parent / "scripts"
 

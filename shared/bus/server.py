@@ -21,8 +21,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from shared.bus.keys import REPLICAS
-from shared.bus.port import ReplyError
 from shared.bus.redis_connection import BusConnection, bus_connection_class, exchange
+from shared.bus.replies import ReplyError
 from shared.errors import SettingsError
 from shared.key_prefix import ONE_SLOT, PREFIX, VARIABLE
 

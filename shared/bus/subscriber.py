@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
+from shared.bus.connection import Connection
 from shared.bus.follow import Follower, StreamTailer, directly_before
-from shared.bus.link import Connection
-from shared.bus.port import Command, Reply, ReplyError
 from shared.bus.redis_connection import BusConnection, read_reply
+from shared.bus.replies import Command, Reply, ReplyError
 from shared.bus.scripts import FOLDER
 from shared.bus.streams import Bus, order
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from shared.bus import START, Bus, Command, ConnectionLost, ReplyError
-from shared.bus.streams import entries
+from shared.bus.streams import drop_poisoned_ids, entries
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 from shared.telemetry.unread import not_understood
@@ -75,11 +75,11 @@ class Inbox:
                     await asyncio.sleep(_PAUSE)
                     continue
                 found = entries(reply[0][1]) if reply else []
-                readable = bus.sane(found)
+                readable = drop_poisoned_ids(found)
                 for entry_id, fields in readable:
                     self._take(entry_id, fields)
                 if readable is not found:
-                    # it is put right before long (`Bus.unblock_stream`)
+                    # The next heartbeat repairs the stream (`Bus.reset_exhausted_ids`).
                     await asyncio.sleep(_GLANCE)
 
     def _take(self, entry_id: str, fields: list[bytes]) -> None:

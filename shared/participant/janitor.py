@@ -80,7 +80,7 @@ class Janitor:
 
     async def round(self) -> None:
         """Trim every stream once, and repair blocked ones."""
-        await self._bus.tell_time()
+        await self._bus.learn_time()
         now = self._bus.now_ms()
         if self._watch.observe(now) <= 0:
             self._absent.clear()
@@ -89,7 +89,7 @@ class Janitor:
         for subject in subjects:
             try:
                 if subject.kind == "event":
-                    await self._bus.unblock_stream(subject.stream)
+                    await self._bus.reset_exhausted_ids(subject.stream)
                 if subject.name == DEAD_LETTER.name:
                     await drop_forged(self._bus)
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
@@ -108,7 +108,7 @@ class Janitor:
                 log.error("bus.not_a_stream", stream=subject.stream, error=str(exc))
 
     async def _abandoned(self, subject: Subject[Any], now: int) -> list[str]:
-        absent = set(await self._bus.absent(subject, _SILENT_MS)) - ALWAYS_HELD
+        absent = set(await self._bus.idle_groups(subject, _SILENT_MS)) - ALWAYS_HELD
         for known in [key for key in self._absent if key[0] == subject.stream and key[1] not in absent]:
             del self._absent[known]
         return [

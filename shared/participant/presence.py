@@ -56,7 +56,7 @@ class Presence:
         """
         while True:
             try:
-                await self._bus.pulse.pipe(self._opening())
+                await self._bus.heartbeat_link.pipe(self._opening())
                 break
             except TransientError as exc:
                 log.warning("presence.waiting", reason=str(exc))
@@ -65,7 +65,7 @@ class Presence:
                     return
             await asyncio.sleep(1.0)
         # A statistic: a user of Redis without the right to write it starts without.
-        await self._bus.pulse.pipe_raw([("INCR", starts_key(self._participant))])
+        await self._bus.heartbeat_link.pipe_raw([("INCR", starts_key(self._participant))])
 
     def _opening(self) -> list[Command]:
         return [
@@ -79,7 +79,7 @@ class Presence:
         self.described = described
         self._undescribed = True
         try:
-            await self._bus.pulse.call("SET", schema_key(self._participant), described)
+            await self._bus.heartbeat_link.call("SET", schema_key(self._participant), described)
         except TransientError as exc:
             log.warning("presence.waiting", reason=str(exc))
             return
@@ -90,32 +90,32 @@ class Presence:
         ttl = self._visibility.timeout_ms
         there: list[Command] = [("EXISTS", schema_key(self._participant)), ("EXPIRE", self._inbox, _INBOX_SECONDS)]
         try:
-            replies = await self._bus.pulse.pipe([*announcing(self._told(), ttl), *there])
+            replies = await self._bus.heartbeat_link.pipe([*announcing(self._told(), ttl), *there])
         except BusFull as exc:
             self.full = str(exc)
             # A full Redis must not make a live replica look dead: its supervisor would restart it.
-            await self._bus.pulse.call(*still_there(self._participant, self._replica, ttl))
+            await self._bus.heartbeat_link.call(*still_there(self._participant, self._replica, ttl))
             raise
         self.full = None
         if self._undescribed or not all(replies[-len(there) :]):
             # Redis was flushed, or the keys expired while this process was stopped. Workers answer only to an inbox
             # that exists.
-            await self._bus.pulse.pipe(self._opening())
+            await self._bus.heartbeat_link.pipe(self._opening())
             self._undescribed = False
 
     async def _tidy(self) -> None:
         """Remove the inbox entries that were read, and an id that would block further ones."""
         ms, number = order(self._read())
         # Including the last one: it may hold text of a session that is deleted now.
-        await self._bus.pulse.pipe_raw([("XTRIM", self._inbox, "MINID", "=", f"{ms}-{number + 1}")])
-        await self._bus.unblock_stream(self._inbox)
+        await self._bus.heartbeat_link.pipe_raw([("XTRIM", self._inbox, "MINID", "=", f"{ms}-{number + 1}")])
+        await self._bus.reset_exhausted_ids(self._inbox)
 
     async def run(self) -> None:
         """Announce with every heartbeat until cancelled."""
         now = asyncio.get_running_loop().time
         while True:
             due = now() + self._visibility.heartbeat
-            beat = (self.announce(), self._tidy(), self._bus.tell_time(), self._bus.keep_scripts())
+            beat = (self.announce(), self._tidy(), self._bus.learn_time(), self._bus.load_scripts())
             for failure in await asyncio.gather(*beat, return_exceptions=True):
                 await self._missed(failure)
             await asyncio.sleep(due - now())
@@ -129,10 +129,12 @@ class Presence:
         log.warning("service.heartbeat_failed", reason=str(failure))
         if isinstance(failure, ReplyError) and failure.code == "WRONGTYPE":
             with contextlib.suppress(TransientError, ReplyError):
-                await repair_index(self._bus.pulse)
+                await repair_index(self._bus.heartbeat_link)
 
     async def deregister(self) -> None:
         """Remove the entry and the inbox, if Redis answers within a second."""
         with contextlib.suppress(TimeoutError, TransientError, ReplyError):
             async with asyncio.timeout(1.0):
-                await self._bus.pulse.pipe_raw([*leaving(self._participant, self._replica), ("DEL", self._inbox)])
+                await self._bus.heartbeat_link.pipe_raw(
+                    [*leaving(self._participant, self._replica), ("DEL", self._inbox)]
+                )

@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command, Connection, ReplyError, grouping
+from shared.bus import Bus, Command, Connection, ReplyError, create_group_command
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
-from shared.bus.port import NO_WRITES, checked
-from shared.bus.streams import named
+from shared.bus.replies import NO_WRITES, checked
+from shared.bus.streams import by_name
 from shared.bus.visibility import Visibility, Watch
 from shared.contracts import MCP, TOOL_REQUEST, is_untrusted
 from shared.errors import TransientError
@@ -233,7 +233,7 @@ class Registry:
             [
                 ("SMISMEMBER", KNOWN_TOOLS, *names),
                 ("SCARD", KNOWN_TOOLS),
-                *(grouping(TOOL_REQUEST.for_tool(worker).stream, worker) for worker in workers),
+                *(create_group_command(TOOL_REQUEST.for_tool(worker).stream, worker) for worker in workers),
                 *(("XINFO", "GROUPS", TOOL_REQUEST.for_tool(tool).stream) for tool in tools),
             ]
         )
@@ -292,7 +292,7 @@ class Registry:
 
 def _unfinished(groups: Any) -> int:
     """Return the largest number of unfinished entries of a group, from a reply of XINFO GROUPS."""
-    rows = map(named, groups if isinstance(groups, list) else ())
+    rows = map(by_name, groups if isinstance(groups, list) else ())
     return max((row["pending"] + (row.get("lag") or 0) for row in rows), default=0)
 
 

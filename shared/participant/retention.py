@@ -104,7 +104,7 @@ class Retention:
     async def look(self) -> None:
         """Looks at the clock, and removes what is due when it is time for that."""
         bus = self._context.bus
-        await bus.tell_time()
+        await bus.learn_time()
         now = bus.now_ms()
         watched = self._clock.look(now)
         if watched < _WATCHED:
@@ -119,7 +119,7 @@ class Retention:
     async def shown(self, days: int | None = None) -> list[dict[str, Any]]:
         """Each kind with what there is, and what would go now, or if its setting were `days`."""
         bus = self._context.bus
-        await bus.tell_time()
+        await bus.learn_time()
         found = []
         for kind in self._kinds:
             kept = self._days(kind)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from shared.bus import FULL, Bus, BusFull, Command, Entry, ReplyError, next_page, order
-from shared.bus.port import checked
+from shared.bus.replies import checked
 from shared.bus.streams import entries, event_length
 from shared.contracts import Outgoing
 from shared.envelope import now_ms

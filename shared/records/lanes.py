@@ -15,7 +15,7 @@ from typing import Any
 
 from shared.bus import Bus, Command, order
 from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
-from shared.bus.port import Reply, checked
+from shared.bus.replies import Reply, checked
 from shared.contracts import QUERY_RECEIVED, Outgoing, RespondentId
 from shared.records.lua import script
 from shared.telemetry.unread import not_understood

@@ -23,7 +23,7 @@ from shared.bus.keys import (
     turns_key,
     user_sessions_key,
 )
-from shared.bus.port import Reply
+from shared.bus.replies import Reply
 from shared.contracts import FILES_ALONE, QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.errors import DecodeError

@@ -14,7 +14,7 @@ import orjson
 
 from shared.bus import Bus, Command, order
 from shared.bus.keys import session_key, summary_key, turns_key
-from shared.bus.port import Reply
+from shared.bus.replies import Reply
 from shared.records.lanes import number, padded, pairs
 from shared.records.lua import script
 from shared.records.sessions import Turn, files_of

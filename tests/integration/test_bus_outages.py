@@ -42,7 +42,9 @@ class Sleepers:
         self._bus = bus
         self._skew = 0
         raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
-        seen = SimpleNamespace(link=bus.link, pulse=SimpleNamespace(call=self._call, pipe_raw=bus.pulse.pipe_raw))
+        seen = SimpleNamespace(
+            link=bus.link, heartbeat_link=SimpleNamespace(call=self._call, pipe_raw=bus.heartbeat_link.pipe_raw)
+        )
         self.replicas: dict[str, tuple[Claims, Slots]] = {}
         self.taken: list[tuple[str, str]] = []
         for name in names:
@@ -54,7 +56,7 @@ class Sleepers:
             self.replicas[name] = Claims(seen, GROUP, name, [STREAM], Visibility(1.0)), slots  # type: ignore[arg-type]
 
     async def _call(self, *command: Any) -> Any:
-        reply = await self._bus.pulse.call(*command)
+        reply = await self._bus.heartbeat_link.call(*command)
         return [reply[0] + self._skew, *reply[1:]]
 
     def passes(self, seconds: int) -> None:

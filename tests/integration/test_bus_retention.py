@@ -12,7 +12,7 @@ from support.waiting import eventually
 
 from shared.bus import Bus, Route, StreamTailer
 from shared.bus.keys import JANITOR, KNOWN_TOOLS
-from shared.bus.port import BusFull
+from shared.bus.replies import BusFull
 from shared.contracts import (
     AGENT_TRANSITION,
     DEAD_LETTER,
@@ -163,7 +163,7 @@ async def test_a_key_in_the_place_of_the_office_or_of_a_stream_stops_no_janitor(
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_one_janitor_keeps_the_office(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
+async def test_one_janitor_keeps_the_lease(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
     async with Bus(redis_url, "other/1") as second:
         first, other = Janitor(bus, 5), Janitor(second, 5)
         assert [await first._has_lease(), await other._has_lease(), await first._has_lease()] == [True, False, True]
@@ -201,7 +201,7 @@ async def test_a_full_redis_keeps_no_stream_from_being_trimmed(
     async def full(*_: object) -> None:
         raise BusFull("OOM command not allowed")
 
-    monkeypatch.setattr(bus, "unblock_stream", full)
+    monkeypatch.setattr(bus, "reset_exhausted_ids", full)
     monkeypatch.setattr("shared.participant.janitor.drop_forged", full)
     raw.xgroup_create(WORK, "g", "0", mkstream=True)
     entry_id = raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - 90_000}-1")
@@ -385,10 +385,10 @@ async def test_a_follower_goes_on_behind_an_entry_that_leaves_no_room(bus: Bus, 
     assert len(await follower.next()) == 1
     raw.xadd(DEAD_LETTER.stream, {"n": "junk"}, id=f"{2**64 - 1}-{2**64 - 1}")
     assert await follower.next(within=0.5) == []
-    assert await bus.unblock_stream(DEAD_LETTER.stream)
+    assert await bus.reset_exhausted_ids(DEAD_LETTER.stream)
     # once: there is room now, and there was none to make in a stream that is not there
-    assert not await bus.unblock_stream(DEAD_LETTER.stream)
-    assert not await bus.unblock_stream("local2:nothing")
+    assert not await bus.reset_exhausted_ids(DEAD_LETTER.stream)
+    assert not await bus.reset_exhausted_ids("local2:nothing")
     raw.xadd(DEAD_LETTER.stream, {"n": "2"})
     assert [fields for _, fields in await follower.next()] == [[b"n", b"2"]]
     reading.cancel()

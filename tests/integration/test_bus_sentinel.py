@@ -106,7 +106,7 @@ async def test_a_master_that_was_replaced_is_left_before_it_knows_of_it(fresh: W
         async with bus.dedicated("tail") as line:
             fresh.sentinels[0].client.execute_command("SENTINEL", "FAILOVER", "mymaster")
             await eventually(lambda: fresh.master() is not old, 20, "the sentinels have chosen")
-            links = [bus.link, bus.pulse, bus.reader, line]
+            links = [bus.link, bus.heartbeat_link, bus.reader, line]
             await eventually(lambda: all(link.generation == 2 for link in links), 2, "all have left")
             assert old.client.info("replication")["role"] == "master"
             await bus.link.call("SET", "after", 1)

@@ -500,7 +500,7 @@ async def test_a_client_may_shorten_the_deadline_and_not_lengthen_it(
     asked: float | None, given: float, redis_url: str, tmp_path: Path, fake: FakeGenerator, bus: Bus
 ) -> None:
     async with serving(gateway_settings(redis_url, tmp_path, deadline_seconds=60)) as site:
-        await bus.tell_time()
+        await bus.learn_time()
         before = bus.now_ms()
         body = {"query": "say hello", **({} if asked is None else {"deadline_seconds": asked})}
         assert (await site.http.post("/query", json=body)).status_code == 200

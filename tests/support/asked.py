@@ -25,7 +25,7 @@ class Asked:
     def bus(self, now_ms: int | None = None, *, url: str = "redis://127.0.0.1:1", **options: Any) -> Bus:
         """A bus on it. now_ms: the server's time, which stands still."""
         made = Bus(url, "test/1", **options)
-        made.link = made.pulse = self  # type: ignore[assignment]
+        made.link = made.heartbeat_link = self  # type: ignore[assignment]
         if now_ms is not None:
             made.now_ms = lambda: now_ms  # type: ignore[method-assign]
         return made

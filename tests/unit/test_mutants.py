@@ -118,7 +118,7 @@ def test_numbers_that_say_the_same_as_the_next_one_are_left_alone(line: str) -> 
 
 
 def test_changes_of_the_product_are_python_again() -> None:
-    for path in ("shared/bus/streams.py", "shared/bus/link.py", "services/reward/ranking.py"):
+    for path in ("shared/bus/streams.py", "shared/bus/connection.py", "services/reward/ranking.py"):
         source = (ROOT / path).read_bytes()
         found = changes(path, source)
         assert len(found) > 30
@@ -133,7 +133,7 @@ def test_the_areas_name_files_that_exist() -> None:
     for area, patterns in AREAS.items():
         for pattern in patterns:
             assert list(ROOT.glob(pattern)), f"{area}: {pattern}"
-    assert area_of("shared/bus/link.py") == "bus"
+    assert area_of("shared/bus/connection.py") == "bus"
     assert area_of("services/cli/app.py") is None
 
 
@@ -257,7 +257,7 @@ def test_tests_are_asked_file_by_file_first_those_that_are_about_the_change() ->
 
 
 def test_a_report_counts_and_names_what_nobody_noticed() -> None:
-    change = Change("shared/bus/link.py", 12, 0, 1, "a\n  < b", "a <= b")
+    change = Change("shared/bus/connection.py", 12, 0, 1, "a\n  < b", "a <= b")
     stillborn = Verdict(change, "import", "breaks", 3)
     told = report([Verdict(change, "a test", "hangs", 3, 2.5), Verdict(change, tried=4), stillborn, Verdict(change)])
     assert "bus                1   3  33.3%" in told
@@ -265,7 +265,7 @@ def test_a_report_counts_and_names_what_nobody_noticed() -> None:
     assert "A change that is noticed took 2.5 seconds of a processor." in told
     assert "A change that is missed took 0.0 seconds of a processor." in told
     assert "1 more are not counted" in told
-    assert told.count("shared/bus/link.py:12: a < b  →  a <= b") == 2
+    assert told.count("shared/bus/connection.py:12: a < b  →  a <= b") == 2
     assert told.count("(no test runs it)") == 1
 
 

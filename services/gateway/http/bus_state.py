@@ -9,7 +9,7 @@ from typing import Any
 from shared.bus import Bus, Command, ReplyError
 from shared.bus.keys import starts_key
 from shared.bus.scripts import UNREAD
-from shared.bus.streams import named, order
+from shared.bus.streams import by_name, order
 from shared.contracts import DEAD_LETTER
 
 
@@ -77,14 +77,14 @@ async def read_bus(bus: Bus) -> BusReading:
     rows: list[tuple[str, dict[str, Any]]] = []
     for number, stream in enumerate(streams):
         length, first, groups = replies[3 * number : 3 * number + 3]
-        found = [named(row) for row in _listed(groups)]
+        found = [by_name(row) for row in _listed(groups)]
         if not isinstance(length, int) or not (length or found):
             continue
         lengths[stream] = length
         ages[stream] = _age(now, _first_id(first))
         rows += [(stream, row) for row in found]
     dead, about, memory, clients = replies[len(asked) :]
-    dead_letters = named(_listed(about))
+    dead_letters = by_name(_listed(about))
     return BusReading(
         lengths=lengths,
         ages=ages,
@@ -123,7 +123,7 @@ async def _groups(bus: Bus, rows: Sequence[tuple[str, dict[str, Any]]], now: int
                 lost=lag is None,
                 handled=None if read is None else max(0, read - row["pending"]),
                 oldest=_age(now, min(waiting, key=order, default=None)),
-                served=min([named(one)["idle"] / 1000 for one in _listed(consumers)], default=None),
+                served=min([by_name(one)["idle"] / 1000 for one in _listed(consumers)], default=None),
             )
         )
     return found

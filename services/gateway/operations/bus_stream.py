@@ -12,7 +12,7 @@ import orjson
 from services.gateway.queries.sse import KEEP_ALIVE, frame
 from shared.bus import START, Bus, Entry, ReplyError, order
 from shared.bus.keys import stream_key
-from shared.bus.streams import entries
+from shared.bus.streams import drop_poisoned_ids, entries
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -113,7 +113,7 @@ class Tap:
         reads = [("XRANGE", stream_key(subject), f"({after}", "+", "COUNT", _PAGE) for subject, after in told.items()]
         found: list[_Placed] = []
         for subject, reply in zip(list(told), await self._bus.link.pipe_raw(reads), strict=True):
-            if not isinstance(reply, ReplyError) and (new := self._bus.sane(entries(reply))):
+            if not isinstance(reply, ReplyError) and (new := drop_poisoned_ids(entries(reply))):
                 told[subject] = new[-1][0]
                 found += [(order(entry[0]), subject, entry) for entry in new]
         return sorted(found)

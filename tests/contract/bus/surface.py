@@ -60,16 +60,81 @@ from shared.records.journal import (
 from shared.records.lanes import Accepted, accept
 
 __all__ = [
-    "ATOMIC_IN_CLUSTER", "DEAD_LETTER", "DEAD_LETTERS", "GROUP", "QUERY_CANCEL", "QUERY_RECEIVED", "START", "STREAM",
-    "SUBJECT", "TOOL_REQUEST", "TOOL_RESULT", "VISIBILITY_TIMEOUT", "Bus", "BusFull", "BusUnavailable", "Caller",
-    "ConnectionLost", "Context", "Crossing", "DeadLetter", "DecodeError", "Delivery", "EntryType", "Feed", "Fenced",
-    "Follower", "JournalEnded", "JournalEntry", "JournalWriter", "Note", "Outgoing", "PermanentError", "Place",
-    "QueryCancel", "Replica", "ReplyError", "Route", "SettingsError", "ToolClient", "ToolRequest",
-    "ToolResultMessage", "Trail", "TransientError", "absent_groups", "accept_query", "append_after", "call",
-    "call_all", "closing", "consuming", "dead_letters", "decode", "drop", "effect", "encode", "fields_of",
-    "follow_journals", "follow_streams", "journal_key", "keep_scripts", "key", "note", "open_bus", "open_context",
-    "read_journal", "read_result", "replay", "result_key", "route", "stream", "subject", "suspended", "transact",
-    "trim", "url_of",
+    "ATOMIC_IN_CLUSTER",
+    "DEAD_LETTER",
+    "DEAD_LETTERS",
+    "GROUP",
+    "QUERY_CANCEL",
+    "QUERY_RECEIVED",
+    "START",
+    "STREAM",
+    "SUBJECT",
+    "TOOL_REQUEST",
+    "TOOL_RESULT",
+    "VISIBILITY_TIMEOUT",
+    "Bus",
+    "BusFull",
+    "BusUnavailable",
+    "Caller",
+    "ConnectionLost",
+    "Context",
+    "Crossing",
+    "DeadLetter",
+    "DecodeError",
+    "Delivery",
+    "EntryType",
+    "Feed",
+    "Fenced",
+    "Follower",
+    "JournalEnded",
+    "JournalEntry",
+    "JournalWriter",
+    "Note",
+    "Outgoing",
+    "PermanentError",
+    "Place",
+    "QueryCancel",
+    "Replica",
+    "ReplyError",
+    "Route",
+    "SettingsError",
+    "ToolClient",
+    "ToolRequest",
+    "ToolResultMessage",
+    "Trail",
+    "TransientError",
+    "absent_groups",
+    "accept_query",
+    "append_after",
+    "call",
+    "call_all",
+    "closing",
+    "consuming",
+    "dead_letters",
+    "decode",
+    "drop",
+    "effect",
+    "encode",
+    "fields_of",
+    "follow_journals",
+    "follow_streams",
+    "journal_key",
+    "key",
+    "load_scripts",
+    "note",
+    "open_bus",
+    "open_context",
+    "read_journal",
+    "read_result",
+    "replay",
+    "result_key",
+    "route",
+    "stream",
+    "subject",
+    "suspended",
+    "transact",
+    "trim",
+    "url_of",
 ]  # fmt: skip
 
 GROUP = "workers"
@@ -167,12 +232,12 @@ async def trim(bus: Bus, of: Subject[Any], *, spare_ms: int = 0, abandoned: Cont
 
 async def absent_groups(bus: Bus, of: Subject[Any], silent_ms: int) -> list[str]:
     """Return the groups without a sign of life for `silent_ms`."""
-    return await bus.absent(of, silent_ms)
+    return await bus.idle_groups(of, silent_ms)
 
 
-async def keep_scripts(bus: Bus) -> None:
+async def load_scripts(bus: Bus) -> None:
     """Load the scripts that the server has lost, as each participant does with every heartbeat."""
-    await bus.keep_scripts()
+    await bus.load_scripts()
 
 
 # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import redis
 from contract.bus.observing import Recorder, add, eventually, pending
 from contract.bus.servers import Server
-from contract.bus.surface import STREAM, VISIBILITY_TIMEOUT, consuming, dead_letters, keep_scripts, note, open_bus
+from contract.bus.surface import STREAM, VISIBILITY_TIMEOUT, consuming, dead_letters, load_scripts, note, open_bus
 
 
 async def test_flushed_scripts_lose_no_work(server: Server, client: redis.Redis) -> None:
@@ -21,7 +21,7 @@ async def test_flushed_scripts_lose_no_work(server: Server, client: redis.Redis)
         async with consuming(server, other, name="other") as replica:
             for _ in range(3):
                 server.everywhere("SCRIPT", "FLUSH")
-                await keep_scripts(replica.bus)
+                await load_scripts(replica.bus)
                 await replica.bus.publish(note(once=f"once {_}"))
                 await asyncio.sleep(VISIBILITY_TIMEOUT / 3)
             gated.gate.set()

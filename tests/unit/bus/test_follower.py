@@ -38,9 +38,6 @@ class Feed:
         after = order(start.removeprefix("("))
         return [one for one in self.held if order(one[0]) > after][:count]
 
-    def sane(self, found: list[Entry]) -> list[Entry]:
-        return found
-
     def add(self, follower: Follower) -> None:
         self.joined.append(follower)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.bus.port import (
+from shared.bus.replies import (
     BusFull,
     Command,
     ConnectionLost,

@@ -37,7 +37,7 @@ HEARD = {
     "shared/bus/cluster_map.py": "goes on whatever happens",
     "shared/bus/consumer.py": "every failure of a delivery ends in its handler",
     "shared/bus/follow.py": "the next look at the stream is told",
-    "shared/bus/link.py": "goes on whatever happens; its watches are waited for",
+    "shared/bus/connection.py": "goes on whatever happens; its watches are waited for",
     "shared/llm/preemption.py": "the call waits for both",
     "shared/participant/background.py": "this is it",
     "shared/participant/service.py": "the process waits for them",

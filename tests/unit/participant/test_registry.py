@@ -11,7 +11,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from shared.bus import Bus, Command, ReplyError, grouping
+from shared.bus import Bus, Command, ReplyError, create_group_command
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.contracts import TOOL_REQUEST, is_untrusted
 from shared.errors import BusUnavailable
@@ -208,7 +208,8 @@ async def test_of_tools_the_one_that_is_there_longest_speaks_and_models_are_offe
     first = index.asked.index(("SMISMEMBER", KNOWN_TOOLS, *names))
     stream = TOOL_REQUEST.for_tool("web_x").stream
     assert index.asked[first + 1 : first + 5] == [
-        ("SCARD", KNOWN_TOOLS), grouping(stream, "web_x"), ("XINFO", "GROUPS", stream), ("SADD", KNOWN_TOOLS, *names),
+        ("SCARD", KNOWN_TOOLS), create_group_command(stream, "web_x"), ("XINFO", "GROUPS", stream),
+        ("SADD", KNOWN_TOOLS, *names),
     ]  # fmt: skip
     # what is known is not read again, what is not is looked for
     index.asked.clear()

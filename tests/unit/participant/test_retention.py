@@ -25,7 +25,7 @@ class World:
         self.astray_ms = 0
         self.busy = 0
         self.settings = SimpleNamespace(keep_days_things=days)
-        bus = SimpleNamespace(tell_time=self._told, now_ms=lambda: self.now)
+        bus = SimpleNamespace(learn_time=self._told, now_ms=lambda: self.now)
         registry = SimpleNamespace(replicas=self._replicas)
         self._there = [SimpleNamespace(participant="keeper", replica=one) for one in replicas]
         # of another participant, which keeps other things

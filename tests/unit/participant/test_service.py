@@ -45,7 +45,7 @@ class On:
 
     def __init__(self, kept: Sequence[bytes] = ()) -> None:
         self.kept = list(kept)
-        self.link = self.pulse = self
+        self.link = self.heartbeat_link = self
         self.sent: list[Command] = []
 
     def now_ms(self) -> int:
@@ -61,13 +61,13 @@ class On:
 
     pipe_raw = pipe
 
-    async def unblock_stream(self, stream: str) -> None:
+    async def reset_exhausted_ids(self, stream: str) -> None:
         self.sent.append(("unblock", stream))
 
-    async def tell_time(self) -> None:
+    async def learn_time(self) -> None:
         pass
 
-    async def keep_scripts(self) -> None:
+    async def load_scripts(self) -> None:
         raise asyncio.CancelledError
 
     def publishing(self, message: Outgoing) -> tuple[Any, ...]:
@@ -589,7 +589,7 @@ def test_large_answers_are_bounded_by_whoever_writes_them(size: int, most: int |
     assert inbox_bound(size) == (() if most is None else ("MAXLEN", "~", most))
 
 
-LATE: Any = [b"99-0", []]
+LATE: Any = [b"100000000000000-0", []]
 
 
 async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_the_others_are_counted(
@@ -609,7 +609,7 @@ async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_th
                 [
                     [b"4-0", [b"type", b"note", b"bad", b"1"]],
                     [b"5-0", [b"type", b"note", b"number", b"2"]],
-                    [b"99-0", []],
+                    [b"100000000000000-0", []],
                 ],
             ]
         ],
@@ -632,9 +632,6 @@ async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_th
         given.append(kind)
         yield Line()
 
-    def sane(found: list[Any]) -> list[Any]:
-        return found[:2] if found and found[-1][0] == "99-0" else found
-
     async def sleep(seconds: float) -> None:
         given.append(seconds)
 
@@ -647,7 +644,7 @@ async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_th
     inbox = Inbox("inbox")
     inbox.on("note", notify)
     with pytest.raises(asyncio.CancelledError):
-        await inbox.run(cast(Any, SimpleNamespace(dedicated=dedicated, sane=sane, block=2.0)))
+        await inbox.run(cast(Any, SimpleNamespace(dedicated=dedicated, block=2.0)))
     assert given == ["inbox", "0-0", "3-0", "3-0", "3-0", 2.0, "3-0", ("5-0", b"2"), 0.1, "5-0"]
     assert counted == ["unknown", "unknown", "malformed"]
     told = [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]

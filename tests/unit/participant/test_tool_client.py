@@ -13,7 +13,7 @@ import pytest
 
 from shared.bus import TOGETHER, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.keys import result_key
-from shared.bus.port import BusFull
+from shared.bus.replies import BusFull
 from shared.contracts import NOT_RUN, Outgoing, ToolResultMessage
 from shared.envelope import Envelope
 from shared.errors import BusUnavailable, PermanentError

@@ -18,8 +18,8 @@ from typing import Any, NoReturn, Self
 from redis.exceptions import RedisError
 
 from shared.bus.clock import BusClock
-from shared.bus.port import Command, ConnectionLost, Reply, ReplyError, checked, committed
 from shared.bus.redis_connection import BusConnection, exchange, read_reply, reply_error
+from shared.bus.replies import Command, ConnectionLost, Reply, ReplyError, checked, committed
 from shared.bus.scripts import load_scripts
 from shared.bus.server import Server
 from shared.errors import BusUnavailable, Local2Error, PermanentError, SettingsError

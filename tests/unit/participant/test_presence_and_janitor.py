@@ -48,7 +48,7 @@ class Trimmed:
     async def call(self, *command: Any) -> Any:
         self.done.append(command)
 
-    async def tell_time(self) -> None:
+    async def learn_time(self) -> None:
         self.done.append("time")
 
     def now_ms(self) -> int:
@@ -57,10 +57,10 @@ class Trimmed:
     async def subjects(self) -> list[Subject[Any]]:
         return self._subjects
 
-    async def unblock_stream(self, stream: str) -> None:
+    async def reset_exhausted_ids(self, stream: str) -> None:
         self.done.append(("unblock", stream))
 
-    async def absent(self, subject: Subject[Any], silent_ms: int) -> list[str]:
+    async def idle_groups(self, subject: Subject[Any], silent_ms: int) -> list[str]:
         assert silent_ms == 60_000
         return self.gone
 
@@ -170,7 +170,7 @@ async def test_a_group_that_came_back_is_absent_from_then_on_when_it_goes_again(
     absent: list[list[str]] = [["memory"], [], ["memory"], ["memory"]]
 
     class Watched:
-        async def absent(self, _subject: Any, _silent: int) -> list[str]:
+        async def idle_groups(self, _subject: Any, _silent: int) -> list[str]:
             return absent.pop(0)
 
     janitor = Janitor(cast(Bus, Watched()), 60.0)
@@ -230,7 +230,7 @@ OPENING: list[Command] = [
 ]
 
 
-class Pulse:
+class Link:
     """Keeps what is sent, and answers every command with what the test says; the errors come first."""
 
     def __init__(self, *errors: Exception, replies: Sequence[Any] = ()) -> None:
@@ -250,9 +250,9 @@ class Pulse:
         return (await self.pipe([command]))[0]
 
 
-def presence_on(pulse: Pulse, read: str = "0-0", heartbeat: float = 2.0, **bus: Any) -> Presence:
+def presence_on(link: Link, read: str = "0-0", heartbeat: float = 2.0, **bus: Any) -> Presence:
     told = ReplicaInfo("probe", "r1", "ready", 1, 5)
-    on = SimpleNamespace(pulse=pulse, **bus)
+    on = SimpleNamespace(heartbeat_link=link, **bus)
     return Presence(cast(Bus, on), "probe", "r1", INBOX, lambda: read, lambda: told, b"{}", heartbeat)
 
 
@@ -261,27 +261,27 @@ def presence_on(pulse: Pulse, read: str = "0-0", heartbeat: float = 2.0, **bus: 
 async def test_who_arrives_waits_for_a_redis_that_takes_no_writes_only_when_it_is_to(
     error: Exception, patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pulse = Pulse(error, error)
+    link = Link(error, error)
 
     async def sleep(_seconds: float) -> None:
-        pulse.sent.append("waits")
+        link.sent.append("waits")
 
     monkeypatch.setattr("shared.participant.presence.asyncio.sleep", sleep)
-    presence = presence_on(pulse)
+    presence = presence_on(link)
     await presence.register(patient=patient)
     started = [("INCR", starts_key("probe"))]
-    assert pulse.sent == ([OPENING, "waits", OPENING, "waits", OPENING, started] if patient else [OPENING])
+    assert link.sent == ([OPENING, "waits", OPENING, "waits", OPENING, started] if patient else [OPENING])
     # who waited for room says so until his first heartbeat
     assert presence.full == ("out of memory" if isinstance(error, BusFull) else None)
 
 
 async def test_a_full_redis_is_told_of_until_it_takes_a_heartbeat_again() -> None:
-    pulse = Pulse(BusFull("out of memory"))
-    presence = presence_on(pulse)
+    link = Link(BusFull("out of memory"))
+    presence = presence_on(link)
     with pytest.raises(BusFull):
         await presence.announce()
     assert presence.full == "out of memory"
-    assert pulse.sent[1:] == [[("EXPIRE", "local2:replica:probe:r1", 6)]]
+    assert link.sent[1:] == [[("EXPIRE", "local2:replica:probe:r1", 6)]]
     await presence.announce()
     assert presence.full is None
 
@@ -295,17 +295,17 @@ async def test_a_heartbeat_says_who_is_there_and_keeps_what_is_his() -> None:
         ("EXPIRE", INBOX, 60),
     ]
     # as ZADD says of one that is there already
-    pulse = Pulse(replies=[b"OK", 0, 1, 1])
-    presence = presence_on(pulse)
+    link = Link(replies=[b"OK", 0, 1, 1])
+    presence = presence_on(link)
     await presence.announce()
-    assert pulse.sent == [beat]
+    assert link.sent == [beat]
     # another description is written at once, and whenever it is gone, as the inbox is
     await presence.describe(b'{"new":1}')
-    assert pulse.sent.pop() == [("SET", schema_key("probe"), b'{"new":1}')]
+    assert link.sent.pop() == [("SET", schema_key("probe"), b'{"new":1}')]
     for there in ([0, 1], [1, 0]):
-        pulse.replies = [b"OK", 1, *there]
+        link.replies = [b"OK", 1, *there]
         await presence.announce()
-        assert pulse.sent.pop() == [("SET", schema_key("probe"), b'{"new":1}'), *OPENING[1:]]
+        assert link.sent.pop() == [("SET", schema_key("probe"), b'{"new":1}'), *OPENING[1:]]
 
 
 async def test_heartbeat_goes_on_after_failures_of_redis(
@@ -329,14 +329,14 @@ async def test_heartbeat_goes_on_after_failures_of_redis(
         if len(waited) == 2:
             raise asyncio.CancelledError
 
-    pulse = Pulse(ReplyError("WRONGTYPE it is"), replies=[0, b"none", b"set"])
+    link = Link(ReplyError("WRONGTYPE it is"), replies=[0, b"none", b"set"])
     presence = presence_on(
-        pulse,
+        link,
         "7-5",
         60.0,
-        unblock_stream=part("unblock"),
-        tell_time=part("time", BusUnavailable("away")),
-        keep_scripts=part("scripts", ReplyError("NOPERM no")),
+        reset_exhausted_ids=part("unblock"),
+        learn_time=part("time", BusUnavailable("away")),
+        load_scripts=part("scripts", ReplyError("NOPERM no")),
     )
     monkeypatch.setattr("shared.participant.presence.asyncio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
@@ -345,8 +345,8 @@ async def test_heartbeat_goes_on_after_failures_of_redis(
     assert all(0 < seconds <= 60 for seconds in waited)
     # what somebody has put in the place of an index is looked for, because of the beat that met it
     looked = [[("TYPE", REPLICAS)], [("TYPE", KNOWN_TOOLS)]]
-    _, *others, _ = [one for one in pulse.sent if one != [("XTRIM", INBOX, "MINID", "=", "7-6")]]
-    assert (others, len(pulse.sent)) == (looked, 6)
+    _, *others, _ = [one for one in link.sent if one != [("XTRIM", INBOX, "MINID", "=", "7-6")]]
+    assert (others, len(link.sent)) == (looked, 6)
 
 
 async def test_what_is_no_failure_of_redis_ends_a_heartbeat() -> None:
@@ -356,24 +356,24 @@ async def test_what_is_no_failure_of_redis_ends_a_heartbeat() -> None:
     async def nothing(*_stream: str) -> None:
         pass
 
-    presence = presence_on(Pulse(), unblock_stream=nothing, tell_time=bug, keep_scripts=nothing)
+    presence = presence_on(Link(), reset_exhausted_ids=nothing, learn_time=bug, load_scripts=nothing)
     with pytest.raises(RuntimeError, match="a bug"):
         await presence.run()
 
 
 async def test_an_index_that_cannot_be_mended_now_ends_no_heartbeat() -> None:
     for error in (BusUnavailable("away"), ReplyError("NOPERM no")):
-        pulse = Pulse(error)
-        await presence_on(pulse)._missed(ReplyError("WRONGTYPE it is"))
-        assert pulse.sent == [[("TYPE", REPLICAS)]]
+        link = Link(error)
+        await presence_on(link)._missed(ReplyError("WRONGTYPE it is"))
+        assert link.sent == [[("TYPE", REPLICAS)]]
     # other refusals have nothing to do with it
-    pulse = Pulse()
-    await presence_on(pulse)._missed(ReplyError("NOPERM no"))
-    assert pulse.sent == []
+    link = Link()
+    await presence_on(link)._missed(ReplyError("NOPERM no"))
+    assert link.sent == []
 
 
 async def test_who_leaves_takes_away_what_was_his() -> None:
-    class Slow(Pulse):
+    class Slow(Link):
         async def pipe_raw(self, commands: Sequence[Command]) -> list[Any]:
             for _ in range(3):
                 await asyncio.sleep(0)
@@ -381,13 +381,13 @@ async def test_who_leaves_takes_away_what_was_his() -> None:
 
     gone = [("DEL", replica_key("probe", "r1")), ("ZREM", REPLICAS, "probe/r1"), ("DEL", INBOX)]
     for errors in ([], [BusUnavailable("away")], [ReplyError("NOPERM no")]):
-        pulse = Slow(*errors)
-        await presence_on(pulse).deregister()
-        assert pulse.sent == [gone]
+        link = Slow(*errors)
+        await presence_on(link).deregister()
+        assert link.sent == [gone]
 
 
 async def test_who_leaves_waits_for_nobody() -> None:
-    class Hanging(Pulse):
+    class Hanging(Link):
         async def pipe_raw(self, _commands: Sequence[Command]) -> list[Any]:
             await asyncio.Event().wait()
             raise AssertionError
