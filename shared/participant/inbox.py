@@ -1,4 +1,4 @@
-"""The stream that only this replica reads: answers to what it asked, and who wakes it."""
+"""The inbox of a replica: a stream that only it reads, with answers to its requests and notifications."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
-# Answers of this size (in bytes) and more are bounded by whoever writes them: to more than a replica ever has calls
-# under way, and to so many bytes. Removing a second's worth of smaller ones takes Redis a millisecond.
-_LARGE = 1_000
-_LENGTH = 1_000
-_BYTES = 32_000_000
+# The writer of an answer of this size (bytes) or more trims the inbox: to more entries than a replica ever has calls in
+# progress, and to a number of bytes. Smaller answers need no limit: removing a second's worth takes Redis 1 ms.
+_LARGE_BYTES = 1_000
+_MAX_LENGTH = 1_000
+_MAX_BYTES = 32_000_000
 _PAGE = 200
-# One that is no stream is tried again after so long (seconds), and one whose next entry is left out.
-_PAUSE = 2.0
-_GLANCE = 0.1
+# Seconds until the next read when the key is not a stream, or when entries were dropped.
+_PAUSE_S = 2.0
+_SHORT_PAUSE_S = 0.1
 
 
 def inbox_bound(size: int) -> Command:
-    """The part of an XADD that bounds an inbox when an answer of this size is added.
+    """Return the arguments of an XADD that trim an inbox when an answer of this size (bytes) is added.
 
-    What a replica has read goes with its heartbeat, and meanwhile no more small answers come than it has asked for.
-    What is lost by the bound is found where its worker has stored it.
+    A replica removes the entries that it has read with its next heartbeat. A caller finds trimmed answers in their
+    result keys.
     """
-    return () if size < _LARGE else ("MAXLEN", "~", max(1, min(_LENGTH, _BYTES // size)))
+    return () if size < _LARGE_BYTES else ("MAXLEN", "~", max(1, min(_MAX_LENGTH, _MAX_BYTES // size)))
 
 
-# Is given an entry's id and fields.
+# Called with an entry's id and fields.
 Notify = Callable[[str, Mapping[bytes, bytes]], None]
-# `late`: nobody waits for it any more. `token`: it does not come from the worker of that call. `malformed`: nobody can
-# read it. `unknown`: nobody here asks for entries of its type.
+# late: no caller waits for the answer. token: the entry has the wrong token. malformed: the entry cannot be decoded.
+# unknown: the entry's type has no handler.
 Ignored = Literal["late", "token", "malformed", "unknown"]
 
 
 def ignored(reason: Ignored) -> None:
-    """Counts an entry that nothing comes of."""
+    """Count an ignored entry."""
     if (meter := metrics.meter()) is not None:
         meter.inbox_ignored(reason)
 
 
 class Inbox:
-    """Hands each entry to whoever asked for its `type`. Whatever else stands in it harms nobody."""
+    """Dispatches inbox entries to handlers by `type`. Unknown entries are counted and ignored."""
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
-        # the id of the last entry that was
+        # the id of the last entry that was read
         self.read = START
-        # the first entry is its owner's: it makes the stream
+        # The owner writes the first entry, which creates the stream.
         self._notify: dict[bytes, Notify] = {b"started": lambda _id, _raw: None}
 
     def on(self, kind: str, notify: Notify) -> None:
-        """Entries whose `type` is `kind` go to `notify`."""
+        """Call `notify` for entries whose `type` is `kind`."""
         self._notify[kind.encode()] = notify
 
     async def run(self, bus: Bus) -> None:
-        """Reads until cancelled: one read waits for what comes."""
+        """Read until cancelled."""
         async with bus.dedicated("inbox") as connection:
             while True:
                 read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(bus.block * 1000), "STREAMS", self.stream, self.read)
@@ -72,7 +72,7 @@ class Inbox:
                     continue
                 except ReplyError as exc:
                     log.error("inbox.unreadable", error=str(exc))
-                    await asyncio.sleep(_PAUSE)
+                    await asyncio.sleep(_PAUSE_S)
                     continue
                 found = entries(reply[0][1]) if reply else []
                 readable = drop_poisoned_ids(found)
@@ -80,7 +80,7 @@ class Inbox:
                     self._take(entry_id, fields)
                 if readable is not found:
                     # The next heartbeat repairs the stream (`Bus.reset_exhausted_ids`).
-                    await asyncio.sleep(_GLANCE)
+                    await asyncio.sleep(_SHORT_PAUSE_S)
 
     def _take(self, entry_id: str, fields: list[bytes]) -> None:
         self.read = entry_id
@@ -90,11 +90,11 @@ class Inbox:
         if notify is None:
             ignored("unknown")
             kind = raw.get(b"type", b"")
-            not_understood(self.stream, entry_id, "nobody here asks for entries of its type", kind)
+            not_understood(self.stream, entry_id, "no handler for entries of its type", kind)
             return
         try:
             notify(entry_id, raw)
         except Exception:
-            # anybody who may answer may also write nonsense
+            # Any writer of the inbox may write malformed entries.
             ignored("malformed")
             log.exception("inbox.malformed", entry_id=entry_id)

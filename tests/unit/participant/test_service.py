@@ -649,8 +649,8 @@ async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_th
     assert counted == ["unknown", "unknown", "malformed"]
     told = [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(one.get("entry_id", ""), one.get("reason", "")[:6]) for one in told] == [
-        ("2-0", "nobody"),
-        ("3-0", "nobody"),
+        ("2-0", "no han"),
+        ("3-0", "no han"),
         ("", ""),
         ("4-0", ""),
     ]
