@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.loopback import listening
 from support.waiting import eventually
 
 from services.critic.judge import Judge
@@ -105,29 +106,23 @@ async def answering(odd: Odd) -> AsyncIterator[tuple[str, list[str]]]:
     asked: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError):
-                head = await reader.readuntil(b"\r\n\r\n")
-                asked.append(head.split(b" ")[1].decode())
-                lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-                await reader.readexactly(int(lengths[0].partition(b":")[2]) if lengths else 0)
-                length = len(odd.body) if odd.length == -1 else odd.length
-                announced = "" if length is None or odd.status == 204 else f"content-length: {length}\r\n"
-                told = f"HTTP/1.1 {odd.status} X\r\ncontent-type: {odd.kind}\r\n{announced}{odd.extra}"
-                writer.write(told.encode() + b"connection: close\r\n\r\n" + odd.body)
+        with contextlib.suppress(asyncio.LimitOverrunError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            asked.append(head.split(b" ")[1].decode())
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            await reader.readexactly(int(lengths[0].partition(b":")[2]) if lengths else 0)
+            length = len(odd.body) if odd.length == -1 else odd.length
+            announced = "" if length is None or odd.status == 204 else f"content-length: {length}\r\n"
+            told = f"HTTP/1.1 {odd.status} X\r\ncontent-type: {odd.kind}\r\n{announced}{odd.extra}"
+            writer.write(told.encode() + b"connection: close\r\n\r\n" + odd.body)
+            await writer.drain()
+            while odd.again:
+                writer.write(odd.again)
                 await writer.drain()
-                while odd.again:
-                    writer.write(odd.again)
-                    await writer.drain()
-                    await asyncio.sleep(0)
-        finally:
-            writer.close()
+                await asyncio.sleep(0)
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
-    finally:
-        server.close()
+    async with listening(answer) as port:
+        yield f"http://127.0.0.1:{port}", asked
 
 
 def open_model(backend: Backend, url: str) -> Any:
