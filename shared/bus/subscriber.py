@@ -56,7 +56,8 @@ class JournalSubscriber(StreamTailer):
         return list(self._followers)
 
     async def run(self) -> NoReturn:
-        """Subscribe and poll until cancelled."""
+        """Subscribe and poll until cancelled. The connection opens when there is a first follower."""
+        await self._followed.wait()
         async with self._subscription:
             while True:
                 await self._followed.wait()

@@ -209,7 +209,7 @@ async def test_no_connection_is_opened_before_somebody_follows(bus: Bus, raw: re
     await bus.link.call("PING")
 
     def bells() -> int:
-        return sum(client["name"].endswith(":bell") for client in raw.client_list())
+        return sum(client["name"].endswith(":journals") for client in raw.client_list())
 
     async with open_subscriber(bus) as bell:
         writer = await claim(bus)
