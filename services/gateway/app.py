@@ -15,7 +15,7 @@ from services.gateway.http.errors import install
 from services.gateway.http.gateway import Gateway
 from services.gateway.http.request_guard import RequestGuard
 from services.gateway.http.request_middleware import Entrance
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from services.gateway.openai import embedding_routes
 from services.gateway.openai import routes as openai_routes
 from services.gateway.openai.orphans import Orphans
@@ -95,7 +95,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         return made[0]
 
     @app.get("/openapi.json", summary="This description", tags=["health"],
-             responses=told("OpenAPI 3.1", dict[str, Any], {"openapi": "3.1.0"}, key=False))  # fmt: skip
+             responses=spec("OpenAPI 3.1", dict[str, Any], {"openapi": "3.1.0"}, key=False))  # fmt: skip
     async def openapi_document() -> Response:
         return Response(await document(), media_type="application/json")
 

@@ -19,7 +19,7 @@ from services.gateway.backup.spool import spooled
 from services.gateway.http.auth import AdminDep
 from services.gateway.http.errors import ApiError
 from services.gateway.http.gateway import Gateway, GatewayDep
-from services.gateway.http.schemas import LINES, told
+from services.gateway.http.schemas import LINES, spec
 from services.gateway.operations.operator_shapes import RestoreLine
 from services.gateway.queries.sse import EventStream
 from shared.participant.backup import MEDIA_TYPE, BackupError
@@ -56,7 +56,7 @@ class _Lines(EventStream):
 @router.get(
     "/backup",
     summary="Sessions, settings, keys and what participants keep, in one file",
-    responses=told(
+    responses=spec(
         "JSON lines in gzip; complete when its last line says so", bytes, "", 403, 422, 503, media=MEDIA_TYPE
     ),
 )
@@ -73,7 +73,7 @@ async def make_backup(gateway: GatewayDep, _admin: AdminDep, without: Without = 
     summary="Put such a file back; it is checked as a whole before anything is written",
     openapi_extra={"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": {"type": "string",
                                                                                        "format": "binary"}}}}},
-    responses=told("Progress, at last what became of it, or `error`", RestoreLine, _LINES, 400, 403, 409, 413, 422, 503,
+    responses=spec("Progress, at last what became of it, or `error`", RestoreLine, _LINES, 400, 403, 409, 413, 422, 503,
                    media=LINES),
 )  # fmt: skip
 async def restore_backup(

@@ -10,7 +10,7 @@ from services.gateway.http.errors import full
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.health_shapes import Alive, Readiness
 from services.gateway.http.json_response import reply
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from shared.errors import BusUnavailable
 from shared.participant.registry import ReplicaInfo
 
@@ -40,7 +40,7 @@ _READY = {
 @router.get(
     "/health",
     summary="Whether this process is alive",
-    responses=told("Alive", Alive, {"status": "ok"}, key=False),
+    responses=spec("Alive", Alive, {"status": "ok"}, key=False),
 )
 async def health() -> Response:
     return reply({"status": "ok"})
@@ -50,7 +50,7 @@ async def health() -> Response:
     "/ready",
     summary="Whether a query would be answered now, part by part",
     responses={
-        **told("Ready", Readiness, _READY, key=False),
+        **spec("Ready", Readiness, _READY, key=False),
         503: {"description": "Not ready; each part says why", "model": Readiness},
     },
 )

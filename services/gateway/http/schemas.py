@@ -299,7 +299,7 @@ _WHOLE: dict[type, dict[str, Any]] = {bytes: {"type": "string", "format": "binar
 PROBLEM: dict[str, Any] = {"content": {JSON: {"schema": {"$ref": PLACE.format(model=Problem.__name__)}}}}
 
 
-def told(
+def spec(
     description: str,
     shape: Any,
     example: Any,
@@ -309,10 +309,10 @@ def told(
     events: type[BaseModel] | None = None,
     key: bool = True,
 ) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: what success looks like, with an example, and the refusals that it can give.
+    """Return the `responses` of a route: the successful one, with an example, and its errors.
 
-    shape: of the JSON, of one event or one line; `str` or `bytes` for other bodies. events: the shape of the events
-    that come instead where they are asked for. key: whether one is needed.
+    shape: of the JSON, of one event or of one line; `str` or `bytes` for other bodies. events: the shape of the
+    server-sent events that a client can ask for instead. key: whether the route needs an API key.
     """
     answer: dict[str, Any] = {"description": description, "content": {media: {"example": example}}}
     if media == JSON:

@@ -16,7 +16,7 @@ from services.gateway.http.errors import ApiError
 from services.gateway.http.gateway import GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.participant_rpc import operate
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from services.gateway.openai.chat_body import DEFAULT_MODEL, Wire, bad
 from services.gateway.openai.shapes import EmbeddingList
 
@@ -87,7 +87,7 @@ def floats(packed: str) -> list[float]:
 @router.post(
     "/embeddings",
     summary="Vectors of texts, by the embedding model that memory uses",
-    responses=told("One vector a text, of length one", EmbeddingList, _EXAMPLE, 400, 404, 413, 415, 503),
+    responses=spec("One vector a text, of length one", EmbeddingList, _EXAMPLE, 400, 404, 413, 415, 503),
 )
 async def create_embeddings(body: EmbeddingsBody, gateway: GatewayDep, user: UserDep) -> Response:
     texts, name = body.texts(), body.model or DEFAULT_MODEL

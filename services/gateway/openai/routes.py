@@ -18,7 +18,7 @@ from services.gateway.http.errors import not_found
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.keys import Principal
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from services.gateway.openai.append_only_stream import AppendOnlyStream, TextDelta
 from services.gateway.openai.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked, backend_model, bad
 from services.gateway.openai.completions import Chunks, completion
@@ -97,13 +97,13 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 @router.get("/models", summary="The assistant, and the models behind it",
-            responses=told("Models", Models, {"object": "list", "data": [_MODEL]}, 503))  # fmt: skip
+            responses=spec("Models", Models, {"object": "list", "data": [_MODEL]}, 503))  # fmt: skip
 async def list_models(gateway: GatewayDep, _user: UserDep) -> Response:
     names = [DEFAULT_MODEL, UTILITY_MODEL, *await _models(gateway)]
     return reply({"object": "list", "data": [_model(gateway, name) for name in names]})
 
 
-@router.get("/models/{name:path}", summary="One of them", responses=told("A model", Model, _MODEL, 404, 503))
+@router.get("/models/{name:path}", summary="One of them", responses=spec("A model", Model, _MODEL, 404, 503))
 async def show_model(name: str, gateway: GatewayDep, _user: UserDep) -> Response:
     backend_model(name, await _models(gateway))
     return reply(_model(gateway, name))
@@ -221,7 +221,7 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
 @asking_router.post(
     "/chat/completions",
     summary="A chat completion by the whole agent; its tools run on this side, the client's own on the client's",
-    responses=told("The completion; with `stream` its chunks as events", ChatCompletion, _COMPLETION,
+    responses=spec("The completion; with `stream` its chunks as events", ChatCompletion, _COMPLETION,
                    400, 404, 409, 410, 413, 415, 429, 502, 503, 504, events=ChatChunkEvent),
 )  # fmt: skip
 async def create_chat_completion(
@@ -276,7 +276,7 @@ async def _thought(gateway: Gateway, record: QueryRecord) -> str:
 @asking_router.post(
     "/responses",
     summary="A response by the whole agent",
-    responses=told("The response; with `stream` its events", ResponseObject, _RESPONSE,
+    responses=spec("The response; with `stream` its events", ResponseObject, _RESPONSE,
                    400, 404, 409, 410, 413, 415, 429, 502, 503, 504, events=ResponseEvent),
 )  # fmt: skip
 async def create_response(
@@ -351,7 +351,7 @@ async def _read(gateway: Gateway, record: QueryRecord) -> Answering:
 @router.get(
     "/responses/{name}",
     summary="A response, also while it is made; with `stream` its events from the start or behind one of them",
-    responses=told("The response so far", ResponseObject, _RESPONSE, 404, 503, events=ResponseEvent),
+    responses=spec("The response so far", ResponseObject, _RESPONSE, 404, 503, events=ResponseEvent),
 )
 async def show_response(
     name: str,
@@ -367,7 +367,7 @@ async def show_response(
 
 
 @router.post("/responses/{name}/cancel", summary="Stop making a response",
-             responses=told("The response", ResponseObject, _RESPONSE, 404, 503))  # fmt: skip
+             responses=spec("The response", ResponseObject, _RESPONSE, 404, 503))  # fmt: skip
 async def cancel_response(name: str, gateway: GatewayDep, user: UserDep) -> Response:
     record = await _owned(gateway, user, name)
     answering = await _read(gateway, record)
@@ -379,7 +379,7 @@ async def cancel_response(name: str, gateway: GatewayDep, user: UserDep) -> Resp
 
 
 @router.delete("/responses/{name}", summary="Forget a response, and what was remembered of it",
-               responses=told("Forgotten", ResponseDeleted, _DELETED, 404, 503))  # fmt: skip
+               responses=spec("Forgotten", ResponseDeleted, _DELETED, 404, 503))  # fmt: skip
 async def delete_response(name: str, gateway: GatewayDep, user: UserDep) -> Response:
     record = await _owned(gateway, user, name)
     async with gateway.reachable(extra=STEP):

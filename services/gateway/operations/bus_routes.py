@@ -12,7 +12,7 @@ from services.gateway.http.bus_state import BusReading, read_bus
 from services.gateway.http.errors import ApiError
 from services.gateway.http.gateway import GatewayDep
 from services.gateway.http.json_response import reply
-from services.gateway.http.schemas import SSE, told
+from services.gateway.http.schemas import SSE, spec
 from services.gateway.operations.bus_stream import Tap, matches
 from services.gateway.operations.operator_shapes import StreamList
 from services.gateway.queries.event_shapes import BusEvent
@@ -45,7 +45,7 @@ def _shown(reading: BusReading, stream: str) -> dict[str, Any]:
 
 
 @router.get("/streams", summary="Length, age, lag and work in flight of every subject",
-            responses=told("Streams", StreamList, {"streams": [_STREAM]}, 403, 503))  # fmt: skip
+            responses=spec("Streams", StreamList, {"streams": [_STREAM]}, 403, 503))  # fmt: skip
 async def list_streams(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         reading = await read_bus(gateway.bus)
@@ -55,7 +55,7 @@ async def list_streams(gateway: GatewayDep, _admin: AdminDep) -> Response:
 @router.get(
     "/events",
     summary="Everything that is published, live",
-    responses=told("One event per bus entry", BusEvent, _EVENT, 403, 422, 503, media=SSE),
+    responses=spec("One event per bus entry", BusEvent, _EVENT, 403, 422, 503, media=SSE),
 )
 async def bus_events(
     gateway: GatewayDep,

@@ -11,7 +11,7 @@ from services.gateway.http.body import JsonRoute
 from services.gateway.http.errors import ApiError, not_found
 from services.gateway.http.gateway import GatewayDep
 from services.gateway.http.json_response import reply
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from services.gateway.operations.operator_shapes import DeadLetterPage, DroppedCount, Replayed
 from services.gateway.queries.records import checked_entry_id
 from shared.bus import Entry
@@ -35,7 +35,7 @@ _LETTER = {
 
 
 @router.get("", summary="A page of dead letters, the oldest first",
-            responses=told("Dead letters; `next` is the cursor of the following page", DeadLetterPage,
+            responses=spec("Dead letters; `next` is the cursor of the following page", DeadLetterPage,
                            {"dead_letters": [_LETTER], "total": 1, "next": None}, 400, 403, 422, 503))  # fmt: skip
 async def list_dead_letters(
     gateway: GatewayDep,
@@ -71,7 +71,7 @@ def _checked(letter_id: str) -> str:
 @router.post(
     "/{letter_id}/replay",
     summary="Put the original entry back on its stream",
-    responses=told("Replayed", Replayed, {"id": "1-0", "entry_id": "2-0"}, 400, 403, 404, 422, 503),
+    responses=spec("Replayed", Replayed, {"id": "1-0", "entry_id": "2-0"}, 400, 403, 404, 422, 503),
 )  # fmt: skip
 async def replay_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
@@ -85,7 +85,7 @@ async def replay_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminD
 
 
 @router.delete("/{letter_id}", summary="Drop one dead letter",
-               responses=told("Dropped", DroppedCount, {"dropped": 1}, 400, 403, 404, 503))  # fmt: skip
+               responses=spec("Dropped", DroppedCount, {"dropped": 1}, 400, 403, 404, 503))  # fmt: skip
 async def drop_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         if not await drop(gateway.bus, _checked(letter_id)):
@@ -93,7 +93,7 @@ async def drop_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep
     return reply({"dropped": 1})
 
 
-@router.delete("", summary="Drop all dead letters", responses=told("Dropped", DroppedCount, {"dropped": 12}, 403, 503))
+@router.delete("", summary="Drop all dead letters", responses=spec("Dropped", DroppedCount, {"dropped": 12}, 403, 503))
 async def drop_dead_letters(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         dropped = await gateway.bus.link.call("XTRIM", DEAD_LETTER.stream, "MAXLEN", "=", 0)

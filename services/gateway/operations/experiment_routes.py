@@ -13,7 +13,7 @@ from services.gateway.http.errors import ApiError, not_found
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.participant_rpc import operate
-from services.gateway.http.schemas import Body, told
+from services.gateway.http.schemas import Body, spec
 from services.gateway.operations.experiment_shapes import Experiment, ExperimentList
 
 router = APIRouter(route_class=JsonRoute, tags=["experiments"])
@@ -54,7 +54,7 @@ async def _ask(gateway: Gateway, op: str, name: str, status: int = 200, **args: 
 
 
 @router.get("/experiments", summary="Experiments, the latest first",
-            responses=told("All of them", ExperimentList, {"experiments": [_SUMMARY]}, 403, 503))  # fmt: skip
+            responses=spec("All of them", ExperimentList, {"experiments": [_SUMMARY]}, 403, 503))  # fmt: skip
 async def list_experiments(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return reply(await operate(gateway, "reward", "", op="experiments"))
 
@@ -63,7 +63,7 @@ async def list_experiments(gateway: GatewayDep, _admin: AdminDep) -> Response:
     "/experiments",
     summary="Put another configuration on trial with respondent B",
     description="B is configured as A is, but for what is named. One experiment runs at a time.",
-    responses=told("It runs", Experiment, _EXPERIMENT, 400, 403, 409, 415, 422, 503, status=201),
+    responses=spec("It runs", Experiment, _EXPERIMENT, 400, 403, 409, 415, 422, 503, status=201),
     status_code=201,
 )
 async def start_experiment(body: ExperimentBody, gateway: GatewayDep, _admin: AdminDep) -> Response:
@@ -71,13 +71,13 @@ async def start_experiment(body: ExperimentBody, gateway: GatewayDep, _admin: Ad
 
 
 @router.get("/experiments/{name}", summary="What the verdicts say so far; it may be looked at as often as one likes",
-            responses=told("The experiment", Experiment, _EXPERIMENT, 403, 404, 503))  # fmt: skip
+            responses=spec("The experiment", Experiment, _EXPERIMENT, 403, 404, 503))  # fmt: skip
 async def show_experiment(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     return await _ask(gateway, "experiment", name)
 
 
 @router.post("/experiments/{name}/stop", summary="End it without a change; B has its former settings again",
-             responses=told("It has ended", Experiment, _EXPERIMENT, 403, 404, 409, 422, 503))  # fmt: skip
+             responses=spec("It has ended", Experiment, _EXPERIMENT, 403, 404, 409, 422, 503))  # fmt: skip
 async def stop_experiment(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     return await _ask(gateway, "stop", name)
 
@@ -85,7 +85,7 @@ async def stop_experiment(name: str, gateway: GatewayDep, _admin: AdminDep) -> R
 @router.post(
     "/experiments/{name}/promote",
     summary="Make B's configuration A's, now and for later starts",
-    responses=told("It is promoted", Experiment, _EXPERIMENT, 400, 403, 404, 409, 415, 422, 503),
+    responses=spec("It is promoted", Experiment, _EXPERIMENT, 400, 403, 404, 409, 415, 422, 503),
 )
 async def promote_experiment(
     name: str, gateway: GatewayDep, _admin: AdminDep, body: PromotionBody | None = None
@@ -94,6 +94,6 @@ async def promote_experiment(
 
 
 @router.post("/experiments/{name}/revert", summary="Give A the settings back that it had before the promotion",
-             responses=told("It is reverted", Experiment, _EXPERIMENT, 403, 404, 409, 422, 503))  # fmt: skip
+             responses=spec("It is reverted", Experiment, _EXPERIMENT, 403, 404, 409, 422, 503))  # fmt: skip
 async def revert_experiment(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     return await _ask(gateway, "revert", name)

@@ -17,7 +17,7 @@ from services.gateway.http.errors import not_found
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.participant_rpc import memory_files
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from services.gateway.queries.file_shapes import FileList, FileRemoved, Passages, StoredFile
 
 router = APIRouter(tags=["files"])
@@ -52,8 +52,8 @@ _BODY: dict[str, Any] = {
     "/files",
     summary="Add a file: as the body, or in a form; text, Markdown, HTML, PDF, PNG, JPEG, WebP, GIF",
     openapi_extra=_BODY,
-    responses={**told("It was there already", StoredFile, _FILE, 400, 408, 413, 415, 422, 429, 503),
-               **told("Added; its text is read soon", StoredFile, _FILE, status=201)},
+    responses={**spec("It was there already", StoredFile, _FILE, 400, 408, 413, 415, 422, 429, 503),
+               **spec("Added; its text is read soon", StoredFile, _FILE, status=201)},
 )  # fmt: skip
 async def add_file(
     request: Request,
@@ -69,7 +69,7 @@ async def add_file(
 
 
 @router.get("/files", summary="Your files, newest first",
-            responses=told("A page", FileList, {"files": [_FILE], "total": 1, "cursor": None}, 422, 503))  # fmt: skip
+            responses=spec("A page", FileList, {"files": [_FILE], "total": 1, "cursor": None}, 422, 503))  # fmt: skip
 async def list_files(
     gateway: GatewayDep,
     user: UserDep,
@@ -87,7 +87,7 @@ async def list_files(
 @router.get(
     "/files/{file_id}",
     summary="A file's bytes",
-    responses=told("The file as it was added", bytes, "%PDF-1.7 …", 404, 503, media="application/octet-stream"),
+    responses=spec("The file as it was added", bytes, "%PDF-1.7 …", 404, 503, media="application/octet-stream"),
 )
 async def fetch_file(file_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     return _Fetched(gateway, user.user_id, file_id)
@@ -124,7 +124,7 @@ class _Fetched(Response):
 
 
 @router.delete("/files/{file_id}", summary="Remove a file: its bytes, its text, and what a search finds of it",
-               responses=told("Removed", FileRemoved, {"id": _FILE["id"], "deleted": True}, 404, 503))  # fmt: skip
+               responses=spec("Removed", FileRemoved, {"id": _FILE["id"], "deleted": True}, 404, 503))  # fmt: skip
 async def remove_file(file_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     async with memory_files(gateway) as files:
         if not (await files.operate(user.user_id, op="delete", id=file_id))["found"]:
@@ -133,7 +133,7 @@ async def remove_file(file_id: str, gateway: GatewayDep, user: UserDep) -> Respo
 
 
 @router.get("/documents", summary="Search your documents, ranked as the model gets it",
-            responses=told("The passages, best first", Passages,
+            responses=spec("The passages, best first", Passages,
                            {"query": "warranty", "hits": [_HIT], "text": "1. The manual (manual.pdf) …"},
                            422, 503))  # fmt: skip
 async def search_documents(

@@ -12,7 +12,7 @@ from services.gateway.http.errors import ApiError, not_found
 from services.gateway.http.gateway import GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.keys import LINK_SECONDS, KeyRecord
-from services.gateway.http.schemas import KeyBody, KeyChange, RedeemBody, told
+from services.gateway.http.schemas import KeyBody, KeyChange, RedeemBody, spec
 from services.gateway.operations.operator_shapes import Key, KeyList, Link, NewKey
 
 router = APIRouter(route_class=JsonRoute, prefix="/keys", tags=["keys"])
@@ -35,7 +35,7 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
 
 
 @router.post("", summary="Make an API key; it is shown this once", status_code=201,
-             responses=told("The key", NewKey, {**_KEY, "key": "l2_…"}, 400, 403, 415, 422, 503,
+             responses=spec("The key", NewKey, {**_KEY, "key": "l2_…"}, 400, 403, 415, 422, 503,
                             status=201))  # fmt: skip
 async def create_key(body: KeyBody, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
@@ -46,7 +46,7 @@ async def create_key(body: KeyBody, gateway: GatewayDep, _admin: AdminDep) -> Re
 
 
 @router.get(
-    "", summary="All API keys, without their secrets", responses=told("Keys", KeyList, {"keys": [_KEY]}, 403, 503)
+    "", summary="All API keys, without their secrets", responses=spec("Keys", KeyList, {"keys": [_KEY]}, 403, 503)
 )
 async def list_keys(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
@@ -56,7 +56,7 @@ async def list_keys(gateway: GatewayDep, _admin: AdminDep) -> Response:
 
 @router.post("/link", summary="A link that opens the console as you, once, within a minute",
              status_code=201,
-             responses=told("The link's token", Link, {"token": "…", "path": "/#once=…", "seconds": 60}, 403, 503,
+             responses=spec("The link's token", Link, {"token": "…", "path": "/#once=…", "seconds": 60}, 403, 503,
                             status=201))  # fmt: skip
 async def create_link(gateway: GatewayDep, admin: AdminDep) -> Response:
     async with gateway.reachable():
@@ -67,7 +67,7 @@ async def create_link(gateway: GatewayDep, admin: AdminDep) -> Response:
 
 @router.post("/redeem", summary="The key that a one-time link stands for; it ends after a week",
              status_code=201,
-             responses=told("A key", NewKey, {**_KEY, "until": 1700000000000, "key": "l2_…"}, 400, 404, 415, 422, 503,
+             responses=spec("A key", NewKey, {**_KEY, "until": 1700000000000, "key": "l2_…"}, 400, 404, 415, 422, 503,
                             status=201))  # fmt: skip
 async def redeem_link(body: RedeemBody, gateway: GatewayDep) -> Response:
     async with gateway.reachable():
@@ -79,7 +79,7 @@ async def redeem_link(body: RedeemBody, gateway: GatewayDep) -> Response:
 
 
 @router.patch("/{key_id}", summary="Set the time zone of an API key; it is used within two seconds",
-              responses=told("Changed", Key, _KEY, 400, 403, 404, 409, 415, 422, 503))  # fmt: skip
+              responses=spec("Changed", Key, _KEY, 400, 403, 404, 409, 415, 422, 503))  # fmt: skip
 async def change_key(key_id: str, body: KeyChange, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         record = await gateway.keys.set_zone(key_id, body.time_zone or "")
@@ -91,7 +91,7 @@ async def change_key(key_id: str, body: KeyChange, gateway: GatewayDep, _admin: 
 
 
 @router.delete("/{key_id}", summary="Revoke an API key; it stops working within two seconds",
-               responses=told("Revoked", Key, _KEY, 403, 404, 409, 503))  # fmt: skip
+               responses=spec("Revoked", Key, _KEY, 403, 404, 409, 503))  # fmt: skip
 async def revoke_key(key_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         record = await gateway.keys.revoke(key_id)

@@ -16,7 +16,7 @@ from services.gateway.http.errors import ApiError, not_found
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.participant_rpc import operate
-from services.gateway.http.schemas import LINES, Body, told
+from services.gateway.http.schemas import LINES, Body, spec
 from services.gateway.operations.knowledge_shapes import (
     ClaimLine,
     EntityPage,
@@ -101,7 +101,7 @@ def _given(body: Body) -> dict[str, Any]:
 
 
 @router.get("/knowledge/facts", summary="Your facts, the newest first",
-            responses=told("A page", FactPage, {"facts": [_FACT], "cursor": None, "total": 1}, 422, 503))  # fmt: skip
+            responses=spec("A page", FactPage, {"facts": [_FACT], "cursor": None, "total": 1}, 422, 503))  # fmt: skip
 async def list_facts(
     gateway: GatewayDep,
     user: UserDep,
@@ -115,33 +115,33 @@ async def list_facts(
 
 
 @router.get("/knowledge/facts/{fact_id}", summary="One fact, and why it is believed",
-            responses=told("The fact", Fact, _FACT, 404, 503))  # fmt: skip
+            responses=spec("The fact", Fact, _FACT, 404, 503))  # fmt: skip
 async def show_fact(fact_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(_there(await operate(gateway, _KNOWLEDGE, user.user_id, op="get", id=fact_id))["fact"])
 
 
 @router.post("/knowledge/facts", summary="Add a fact; it counts more than anything that was read from what was said",
-             responses=told("The fact", Fact, _FACT, 400, 415, 422, 503))  # fmt: skip
+             responses=spec("The fact", Fact, _FACT, 400, 415, 422, 503))  # fmt: skip
 async def add_fact(body: FactBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply((await operate(gateway, _KNOWLEDGE, user.user_id, op="add", **_given(body)))["fact"])
 
 
 @router.patch("/knowledge/facts/{fact_id}", summary="Correct a fact: its parts, or whether and when it was so",
-              responses=told("The fact as it is now", Fact, _FACT, 400, 404, 415, 422, 503))  # fmt: skip
+              responses=spec("The fact as it is now", Fact, _FACT, 400, 404, 415, 422, 503))  # fmt: skip
 async def correct_fact(fact_id: str, body: CorrectionBody, gateway: GatewayDep, user: UserDep) -> Response:
     found = await operate(gateway, _KNOWLEDGE, user.user_id, op="correct", id=fact_id, **_given(body))
     return reply(_there(found)["fact"])
 
 
 @router.delete("/knowledge/facts/{fact_id}", summary="Forget a fact, for good",
-               responses=told("Forgotten", FactForgotten, {"id": _FACT["id"], "deleted": True}, 404, 503))  # fmt: skip
+               responses=spec("Forgotten", FactForgotten, {"id": _FACT["id"], "deleted": True}, 404, 503))  # fmt: skip
 async def forget_fact(fact_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     _there(await operate(gateway, _KNOWLEDGE, user.user_id, op="delete", id=fact_id))
     return reply({"id": fact_id, "deleted": True})
 
 
 @router.get("/knowledge/entities", summary="Who and what your facts are about, the most talked of first",
-            responses=told("Entities", EntityPage,
+            responses=spec("Entities", EntityPage,
                            {"entities": [{**_ANNA, "names": ["anna", "annie"], "facts": 2}], "total": 1},
                            422, 503))  # fmt: skip
 async def list_entities(
@@ -151,7 +151,7 @@ async def list_entities(
 
 
 @router.get("/knowledge/graph", summary="Nodes and edges for a picture, around a name or of the newest facts",
-            responses=told("The graph", KnowledgeGraph, {"nodes": [_ANNA, _LYON], "edges": [_EDGE]},
+            responses=spec("The graph", KnowledgeGraph, {"nodes": [_ANNA, _LYON], "edges": [_EDGE]},
                            422, 503))  # fmt: skip
 async def draw_knowledge(
     gateway: GatewayDep, user: UserDep, about: _About = "", limit: Annotated[int, Query(ge=1, le=500)] = 100
@@ -162,7 +162,7 @@ async def draw_knowledge(
 @router.get(
     "/knowledge/export",
     summary="Everything that was ever noted of your facts, one JSON object a line",
-    responses=told("JSON lines", ClaimLine, orjson.dumps(_LINE).decode(), 503, media=LINES),
+    responses=spec("JSON lines", ClaimLine, orjson.dumps(_LINE).decode(), 503, media=LINES),
 )
 async def export_knowledge(gateway: GatewayDep, user: UserDep) -> Response:
     # the first page before the answer begins: what is wrong then is still an error

@@ -17,7 +17,7 @@ from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.keys import Principal
 from services.gateway.http.participant_rpc import memory_files, operate
-from services.gateway.http.schemas import LINES, Body, told
+from services.gateway.http.schemas import LINES, Body, spec
 from services.gateway.operations.memory_shapes import (
     AllForgotten,
     EngramLine,
@@ -83,7 +83,7 @@ def _there(found: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 @router.get("/memory", summary="Search, ranked as the model gets it",
-            responses=told("The hits, best first", HitList,
+            responses=spec("The hits, best first", HitList,
                            {"query": "capital", "hits": [_HIT], "text": "[Memory recall — …]", "degraded": None,
                             "rerank": None, "log": None},
                            422, 503))  # fmt: skip
@@ -115,7 +115,7 @@ async def search_memory(
 
 
 @router.get("/memory/engrams", summary="Your engrams, newest first",
-            responses=told("A page", EngramPage, {"engrams": [_ENGRAM], "cursor": None, "total": 1},
+            responses=spec("A page", EngramPage, {"engrams": [_ENGRAM], "cursor": None, "total": 1},
                            422, 503))  # fmt: skip
 async def list_engrams(
     gateway: GatewayDep,
@@ -127,14 +127,14 @@ async def list_engrams(
 
 
 @router.get("/memory/engrams/{engram_id}", summary="One engram with everything that is known of it",
-            responses=told("The engram", WholeEngram, _ENGRAM, 404, 503))  # fmt: skip
+            responses=spec("The engram", WholeEngram, _ENGRAM, 404, 503))  # fmt: skip
 async def show_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     found = _there(await operate(gateway, _MEMORY, user.user_id, op="get", id=engram_id), "engram")
     return reply(found["engram"])
 
 
 @router.delete("/memory/engrams/{engram_id}", summary="Forget one engram, for good",
-               responses=told("Forgotten", Forgotten, {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
+               responses=spec("Forgotten", Forgotten, {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
 async def forget_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     await _forgotten(gateway, user.user_id, [engram_id])
     _there(await operate(gateway, _MEMORY, user.user_id, op="delete", id=engram_id), "engram")
@@ -143,7 +143,7 @@ async def forget_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> R
 
 @router.delete("/memory",
                summary="Forget everything: all engrams, topics and files; export first what is to be kept",
-               responses=told("Forgotten", AllForgotten, {"deleted": 12, "files": 3}, 422, 503))  # fmt: skip
+               responses=spec("Forgotten", AllForgotten, {"deleted": 12, "files": 3}, 422, 503))  # fmt: skip
 async def forget_memory(
     gateway: GatewayDep,
     user: UserDep,
@@ -168,19 +168,19 @@ async def _forgotten(gateway: Gateway, user_id: str, ids: list[str]) -> None:
 
 
 @router.get("/memory/topics", summary="Your topics",
-            responses=told("All of them", TopicList, {"topics": [_TOPIC]}, 503))  # fmt: skip
+            responses=spec("All of them", TopicList, {"topics": [_TOPIC]}, 503))  # fmt: skip
 async def list_topics(gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, _MEMORY, user.user_id, op="topics"))
 
 
 @router.get("/memory/topics/{topic:path}", summary="What is kept under a topic",
-            responses=told("The topic", TopicShown, _TOPIC, 404, 503))  # fmt: skip
+            responses=spec("The topic", TopicShown, _TOPIC, 404, 503))  # fmt: skip
 async def show_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(_there(await operate(gateway, _MEMORY, user.user_id, op="topic_get", topic=topic), "topic"))
 
 
 @router.put("/memory/topics/{topic:path}", summary="Keep something under a topic (user.…, project.…, constraint.…)",
-            responses=told("The topic", TopicShown, _TOPIC, 400, 415, 422, 503))  # fmt: skip
+            responses=spec("The topic", TopicShown, _TOPIC, 400, 415, 422, 503))  # fmt: skip
 async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(
         await operate(
@@ -196,7 +196,7 @@ async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: User
 
 
 @router.delete("/memory/topics/{topic:path}", summary="Forget a topic",
-               responses=told("Forgotten", TopicForgotten, {"topic": _TOPIC["topic"], "deleted": True},
+               responses=spec("Forgotten", TopicForgotten, {"topic": _TOPIC["topic"], "deleted": True},
                               404, 503))  # fmt: skip
 async def forget_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
     _there(await operate(gateway, _MEMORY, user.user_id, op="topic_delete", topic=topic), "topic")
@@ -209,7 +209,7 @@ async def forget_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Respon
 @lines_router.get(
     "/memory/export",
     summary="All your engrams and topics, one JSON object a line",
-    responses=told("JSON lines", EngramLine, orjson.dumps(_LINE).decode(), 503, media=LINES),
+    responses=spec("JSON lines", EngramLine, orjson.dumps(_LINE).decode(), 503, media=LINES),
 )
 async def export_memory(gateway: GatewayDep, user: UserDep) -> Response:
     # the first page before the answer begins: what is wrong then is still an error
@@ -240,7 +240,7 @@ _BODY = {
 
 @lines_router.post("/memory/import", summary="Take in engrams: JSON lines as /memory/export writes them",
                    openapi_extra=_BODY,
-                   responses=told("What was taken; `there`: of these, what had been taken before", ImportTally,
+                   responses=spec("What was taken; `there`: of these, what had been taken before", ImportTally,
                                   {"imported": 2, "there": 0, "errors": [{"line": 3, "message": "…"}], "failed": 1},
                                   400, 413, 503))  # fmt: skip
 async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) -> Response:

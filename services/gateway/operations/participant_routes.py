@@ -15,7 +15,7 @@ from services.gateway.http.bus_state import GroupReading, read_bus
 from services.gateway.http.errors import ApiError, not_found
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from services.gateway.operations.operator_shapes import ParticipantList, SettingsShown
 from shared.bus.keys import schema_key, settings_key, subject_of
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
@@ -44,7 +44,7 @@ _SETTINGS = {
 
 
 @router.get("/participants", summary="Replicas with state, work in flight and backlog; for users, only who is there",
-            responses=told("By participant", ParticipantList, _LISTED, 503))  # fmt: skip
+            responses=spec("By participant", ParticipantList, _LISTED, 503))  # fmt: skip
 async def list_participants(gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
         replicas = await gateway.context.registry.replicas(fresh=True)
@@ -100,7 +100,7 @@ async def described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[s
 
 
 @router.get("/participants/{name}/settings", summary="Run-time settings with their schema",
-            responses=told("Schema and values", SettingsShown, _SETTINGS, 403, 404, 503))  # fmt: skip
+            responses=spec("Schema and values", SettingsShown, _SETTINGS, 403, 404, 503))  # fmt: skip
 async def show_settings(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         schema, values, kept = await described(gateway, name)
@@ -110,7 +110,7 @@ async def show_settings(name: str, gateway: GatewayDep, _admin: AdminDep) -> Res
 @router.patch(
     "/participants/{name}/settings",
     summary="Change run-time settings in all replicas, and for later starts",
-    responses=told("The values as they are now", SettingsShown, _SETTINGS, 400, 403, 404, 415, 422, 503),
+    responses=spec("The values as they are now", SettingsShown, _SETTINGS, 400, 403, 404, 415, 422, 503),
 )
 async def change_settings(
     name: str,

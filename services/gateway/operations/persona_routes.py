@@ -8,7 +8,7 @@ from services.gateway.http.auth import UserDep
 from services.gateway.http.errors import ApiError
 from services.gateway.http.gateway import GatewayDep
 from services.gateway.http.json_response import reply
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from services.gateway.operations.operator_shapes import PersonaList
 from services.gateway.operations.participant_routes import described
 
@@ -24,7 +24,7 @@ _LISTED = {
 
 
 @router.get("/personas", summary="Who may sit in a committee, and who does when a query names nobody",
-            responses=told("Names, and how a committee sits", PersonaList, _LISTED, 503))  # fmt: skip
+            responses=spec("Names, and how a committee sits", PersonaList, _LISTED, 503))  # fmt: skip
 async def list_personas(gateway: GatewayDep, _user: UserDep) -> Response:
     async with gateway.reachable():
         try:

@@ -15,7 +15,7 @@ from services.gateway.http.body import JsonRoute
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.participant_rpc import operate
-from services.gateway.http.schemas import LINES, Body, told
+from services.gateway.http.schemas import LINES, Body, spec
 from services.gateway.operations.preference_shapes import (
     ConsentShown,
     ExportCounts,
@@ -83,7 +83,7 @@ class ConsentBody(Body):
     "or sessions again. Configurations of different groups were never compared, not even by way of others: `note` says "
     "so. `bias`: what the judge adds to the answer that stands first; `disagreement`: share of pairs whose two orders "
     "name another winner.",
-    responses=told("The ranking, over all and for each intent", Leaderboard, _BOARD, 403, 503),
+    responses=spec("The ranking, over all and for each intent", Leaderboard, _BOARD, 403, 503),
 )
 async def show_leaderboard(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return reply(await operate(gateway, "reward", "", op="leaderboard"))
@@ -98,7 +98,7 @@ _JUDGE = {
 
 
 @router.get("/preferences/judge", summary="Whether the judge can be trusted: agreement with people, and what leads it",
-            responses=told("What is known of it", JudgeReport, _JUDGE, 403, 503))  # fmt: skip
+            responses=spec("What is known of it", JudgeReport, _JUDGE, 403, 503))  # fmt: skip
 async def show_judge(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return reply(await operate(gateway, "reward", "", op="judge"))
 
@@ -114,7 +114,7 @@ _VERDICT = {
 @router.get(
     "/preferences/verdicts",
     summary="What the judge said of all users' answers, with both answers, newest first",
-    responses=told("A page of verdicts", VerdictPage, {"verdicts": [_VERDICT], "cursor": None}, 403, 422, 503),
+    responses=spec("A page of verdicts", VerdictPage, {"verdicts": [_VERDICT], "cursor": None}, 403, 422, 503),
 )
 async def list_verdicts(
     gateway: GatewayDep,
@@ -130,7 +130,7 @@ async def list_verdicts(
     summary="Preference data of all users as JSON lines, in the formats that trainers load",
     response_class=StreamingResponse,
     description=f"Who refused training is in none of them. An answer without rows says why in the header `{NO_ROWS}`.",
-    responses=told("One row a line", PreferenceRow, _DPO_LINE, 403, 422, 503, media=LINES),
+    responses=spec("One row a line", PreferenceRow, _DPO_LINE, 403, 422, 503, media=LINES),
 )
 async def export_preferences(
     gateway: GatewayDep,
@@ -153,7 +153,7 @@ _COUNTS = {
 
 
 @router.get("/preferences/export/counts", summary="How many rows an export has in each format, and why none",
-            responses=told("As with these filters now", ExportCounts, _COUNTS, 403, 422, 503))  # fmt: skip
+            responses=spec("As with these filters now", ExportCounts, _COUNTS, 403, 422, 503))  # fmt: skip
 async def count_preferences(
     gateway: GatewayDep, _admin: AdminDep, wanted: Annotated[ExportFilters, Query()]
 ) -> Response:
@@ -179,12 +179,12 @@ _CONSENT = {"user_id": "ann", "consent": True}
 
 
 @router.get("/preferences/consent", summary="Whether your conversations may be used for training",
-            responses=told("What you said; null when you were never asked", ConsentShown, _CONSENT, 503))  # fmt: skip
+            responses=spec("What you said; null when you were never asked", ConsentShown, _CONSENT, 503))  # fmt: skip
 async def show_consent(gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, "reward", user.user_id, op="consent"))
 
 
 @router.put("/preferences/consent", summary="Say whether your conversations may be used for training",
-            responses=told("Kept", ConsentShown, _CONSENT, 400, 415, 422, 503))  # fmt: skip
+            responses=spec("Kept", ConsentShown, _CONSENT, 400, 415, 422, 503))  # fmt: skip
 async def give_consent(body: ConsentBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, "reward", user.user_id, op="consent", given=body.consent))

@@ -12,7 +12,7 @@ from services.gateway.http.errors import ApiError
 from services.gateway.http.gateway import GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.participant_rpc import operate
-from services.gateway.http.schemas import told
+from services.gateway.http.schemas import spec
 from services.gateway.operations.operator_shapes import RetentionShown
 from services.gateway.queries.deletion import STEP
 from services.gateway.queries.retention import retention
@@ -29,7 +29,7 @@ _SHOWN = {"days": None, "kinds": [_KIND], "away": [{"participant": "knowledge", 
 
 
 @router.get("/retention", summary="What is kept how long, and what would be removed now; nothing is removed by asking",
-            responses=told("By kind", RetentionShown, _SHOWN, 403, 422, 503))  # fmt: skip
+            responses=spec("By kind", RetentionShown, _SHOWN, 403, 422, 503))  # fmt: skip
 async def show_retention(
     gateway: GatewayDep,
     _admin: AdminDep,

@@ -13,7 +13,7 @@ from services.gateway.http.errors import ApiError, not_found
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.keys import Principal
-from services.gateway.http.schemas import ToolCallBody, told
+from services.gateway.http.schemas import ToolCallBody, spec
 from services.gateway.operations.operator_shapes import ToolAnswer, ToolList
 from services.gateway.queries.sse import gone
 from shared.contracts import ToolResultMessage, canonical_tool
@@ -34,7 +34,7 @@ _RESULT: dict[str, Any] = {
 
 
 @router.get("/tools", summary="The tools that are alive, as the model sees them",
-            responses=told("Live tools", ToolList, {"tools": [_TOOL]}, 503))  # fmt: skip
+            responses=spec("Live tools", ToolList, {"tools": [_TOOL]}, 503))  # fmt: skip
 async def list_tools(gateway: GatewayDep, _user: UserDep) -> Response:
     async with gateway.reachable():
         schemas = await gateway.tools.schemas()
@@ -44,7 +44,7 @@ async def list_tools(gateway: GatewayDep, _user: UserDep) -> Response:
 @router.post(
     "/tools/{name}/call",
     summary="Call one tool over the bus; what goes wrong inside it is its `error`",
-    responses=told("The tool's result", ToolAnswer, _RESULT, 400, 404, 415, 422, 429, 503),
+    responses=spec("The tool's result", ToolAnswer, _RESULT, 400, 404, 415, 422, 429, 503),
 )
 async def call_tool(request: Request, name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
     with gateway.tool_call(user.user_id):

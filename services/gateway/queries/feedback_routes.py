@@ -10,7 +10,7 @@ from services.gateway.http.auth import UserDep
 from services.gateway.http.body import JsonRoute
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
-from services.gateway.http.schemas import FeedbackBody, told
+from services.gateway.http.schemas import FeedbackBody, spec
 from services.gateway.queries.query_shapes import Rated, VoteWithdrawn
 from services.gateway.queries.records import owned
 from shared.contracts import USER_FEEDBACK, UserFeedback, VotePart
@@ -24,7 +24,7 @@ router = APIRouter(route_class=JsonRoute, tags=["feedback"])
     summary="Rate an answer of yours",
     description=FeedbackBody.__doc__,
     status_code=202,
-    responses=told("Taken", Rated, {"query_id": "1-0", "sentiment": "positive", "stars": 5}, 400, 404, 415, 422, 503,
+    responses=spec("Taken", Rated, {"query_id": "1-0", "sentiment": "positive", "stars": 5}, 400, 404, 415, 422, 503,
                    status=202),
 )  # fmt: skip
 async def give_feedback(body: FeedbackBody, gateway: GatewayDep, user: UserDep) -> Response:
@@ -49,7 +49,7 @@ async def give_feedback(body: FeedbackBody, gateway: GatewayDep, user: UserDep) 
     description="The whole vote, or with `what` its thumb or its stars; the other one stays. It counts nowhere any "
     "more as soon as it is handled. Withdrawing what is not there changes nothing.",
     status_code=202,
-    responses=told("Taken", VoteWithdrawn, {"query_id": "1-0", "withdrawn": ["stars"]}, 404, 422, 503, status=202),
+    responses=spec("Taken", VoteWithdrawn, {"query_id": "1-0", "withdrawn": ["stars"]}, 404, 422, 503, status=202),
 )
 async def withdraw_feedback(
     query_id: str,

@@ -15,7 +15,7 @@ from services.gateway.http.errors import FAILURE_STATUS, ApiError
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.participant_rpc import known_files
-from services.gateway.http.schemas import SSE, QueryBody, Respondent, told
+from services.gateway.http.schemas import SSE, QueryBody, Respondent, spec
 from services.gateway.queries.accept import ONCE, Ask, Origin, accept
 from services.gateway.queries.cancel import cancel_all
 from services.gateway.queries.event_shapes import JournalEvent
@@ -76,9 +76,9 @@ OriginDep = Annotated[Origin, Depends(_origin)]
     "/query",
     summary="Ask: the answer as JSON, or as it is written with Accept: text/event-stream",
     responses={
-        **told("The finished answer; as events, the journal's entries", QueryResult, _RESULT,
+        **spec("The finished answer; as events, the journal's entries", QueryResult, _RESULT,
                400, 404, 409, 410, 413, 415, 422, 429, 502, 503, 504, events=JournalEvent),
-        **told("Accepted (`?wait=false`)", Accepted, {**_IDS, "state": "queued"}, status=202),
+        **spec("Accepted (`?wait=false`)", Accepted, {**_IDS, "state": "queued"}, status=202),
     },
 )  # fmt: skip
 async def ask(
@@ -202,7 +202,7 @@ _LISTED = {**_IDS, "state": "running", "query": "What is the capital of France?"
 @router.get(
     "/queries",
     summary="Your queries of a session of which something is kept, or what runs now in any of your newest sessions",
-    responses=told("The newest of them, the oldest first", QueryPage, {"queries": [_LISTED]}, 400, 422, 503),
+    responses=spec("The newest of them, the oldest first", QueryPage, {"queries": [_LISTED]}, 400, 422, 503),
 )
 async def list_queries(
     gateway: GatewayDep,
@@ -222,7 +222,7 @@ async def list_queries(
 
 
 @router.get("/queries/{query_id}", summary="State and result of a query, also while it runs",
-            responses=told("The result so far", QueryResult, _RESULT, 404, 503))  # fmt: skip
+            responses=spec("The result so far", QueryResult, _RESULT, 404, 503))  # fmt: skip
 async def show_query(query_id: str, gateway: GatewayDep, user: UserDep, respondent: AskedRespondent = "A") -> Response:
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
@@ -234,7 +234,7 @@ async def show_query(query_id: str, gateway: GatewayDep, user: UserDep, responde
     "/queries/{query_id}/events",
     summary="The journal as server-sent events, from the start or from Last-Event-ID",
     responses={
-        **told("One event per journal entry", JournalEvent, _EVENTS, 400, 404, 503, media=SSE),
+        **spec("One event per journal entry", JournalEvent, _EVENTS, 400, 404, 503, media=SSE),
         204: {"description": "The stream had already ended at Last-Event-ID: do not reconnect"},
     },
 )
@@ -266,7 +266,7 @@ async def query_events(
 @router.post(
     "/queries/{query_id}/cancel",
     summary="Stop a query; repeating it changes nothing",
-    responses=told("Being stopped, or the state in which it ended", Stopping, {**_IDS, "state": "cancelling"},
+    responses=spec("Being stopped, or the state in which it ended", Stopping, {**_IDS, "state": "cancelling"},
                    404, 503),
 )  # fmt: skip
 async def cancel_query(query_id: str, gateway: GatewayDep, user: UserDep) -> Response:

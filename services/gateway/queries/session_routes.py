@@ -14,7 +14,7 @@ from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.keys import Principal
 from services.gateway.http.participant_rpc import files_now, new_call, operate_for
-from services.gateway.http.schemas import ChatSettings, SessionBody, TimeZone, told
+from services.gateway.http.schemas import ChatSettings, SessionBody, TimeZone, spec
 from services.gateway.http.session_ids import is_session_id
 from services.gateway.queries.deletion import STEP, end_session
 from services.gateway.queries.event_log import happened
@@ -73,7 +73,7 @@ async def _owned(gateway: Gateway, user: Principal, session_id: str) -> SessionI
 @router.get(
     "/sessions",
     summary="Your sessions, pinned ones first, then the one used last; or those with certain words",
-    responses=told("A page of sessions", SessionPage,
+    responses=spec("A page of sessions", SessionPage,
                    {"sessions": [_INFO], "limit": 50, "offset": 0, "complete": True}, 400, 422, 503),
 )  # fmt: skip
 async def list_sessions(
@@ -104,7 +104,7 @@ _TAKEN = {"session_id": "openwebui-1", "state": "added", "turns_added": 2, "turn
 @router.post(
     "/sessions/import",
     summary="Take in conversations of another product as your sessions; what is there already stays as it is",
-    responses=told("What became of each: added, there, or different from the one that is there",
+    responses=spec("What became of each: added, there, or different from the one that is there",
                    SessionsTaken, {"sessions": [_TAKEN]}, 400, 413, 415, 422, 503),
 )  # fmt: skip
 async def import_sessions(body: IncomingSessions, gateway: GatewayDep, user: UserDep) -> Response:
@@ -116,7 +116,7 @@ async def import_sessions(body: IncomingSessions, gateway: GatewayDep, user: Use
     "/sessions/{session_id}",
     summary="A page of its turns, and the messages as the model will see them before the next query; "
     "the operator's system prompt is shown to administrators",
-    responses=told("The session", SessionShown, {**_INFO, "settings": _USUAL, "tip": "1-0", "turns": [_TURN],
+    responses=spec("The session", SessionShown, {**_INFO, "settings": _USUAL, "tip": "1-0", "turns": [_TURN],
                                    "total": 1, "earlier": None, "messages_missing": None,
                                    "messages": [{"role": "user", "content": "Hello"}]},
                    400, 404, 422, 503),
@@ -211,7 +211,7 @@ _TOLD = {
 @router.get(
     "/sessions/{session_id}/turns/{query_id}",
     summary="What happened in a turn: thinking, tools, what was said of it later; as long as the session is kept",
-    responses=told("Its journal, shortened, also when the journal itself has expired", TurnTold, _TOLD, 400, 404, 503),
+    responses=spec("Its journal, shortened, also when the journal itself has expired", TurnTold, _TOLD, 400, 404, 503),
 )
 async def show_turn(session_id: str, query_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     if not is_query_id(query_id):
@@ -227,7 +227,7 @@ async def show_turn(session_id: str, query_id: str, gateway: GatewayDep, user: U
 @router.patch(
     "/sessions/{session_id}",
     summary="Give a session another title, pin it, say how it is asked, or go on from another version of an answer",
-    responses=told("As it is now", SessionChanged, {**_INFO, "settings": _USUAL}, 400, 404, 413, 415, 422, 503),
+    responses=spec("As it is now", SessionChanged, {**_INFO, "settings": _USUAL}, 400, 404, 413, 415, 422, 503),
 )
 async def change_session(session_id: str, body: SessionBody, gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
@@ -253,7 +253,7 @@ async def _tip(gateway: Gateway, info: SessionInfo, query_id: str) -> str:
 @router.post(
     "/sessions/{session_id}/title",
     summary="Let the model name a session of what was said in it; once, and never one that you have named",
-    responses=told("Its title", SessionTitle, {"session_id": "geography-1", "title": "Capitals", "made": True},
+    responses=spec("Its title", SessionTitle, {"session_id": "geography-1", "title": "Capitals", "made": True},
                    404, 409, 429, 502, 503, 504),
 )  # fmt: skip
 async def title_session(session_id: str, request: Request, gateway: GatewayDep, user: UserDep) -> Response:
@@ -266,7 +266,7 @@ async def title_session(session_id: str, request: Request, gateway: GatewayDep, 
 @router.delete(
     "/sessions/{session_id}",
     summary="Delete a session and every trace of its queries; stop the open ones",
-    responses=told(
+    responses=spec(
         "Deleted", SessionDeleted, {"session_id": "geography-1", "deleted": True, "cancelled": []}, 404, 503
     ),
 )
