@@ -34,7 +34,7 @@ _SECTIONS = ("global", "install", ":env:")
 
 
 def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for uv that say what pip's configuration says.
+    """Return the variables of uv for the options in pip's configuration.
 
     pip_config: the output of `pip config list`. A variable that the environment already has stays as it is.
     """

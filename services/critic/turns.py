@@ -1,7 +1,7 @@
-"""Whose turn it is at the judge: answers to the newest question first, and what it cannot keep up with is left out.
+"""The judge's queue: answers to the newest question first; answers beyond its capacity are not judged.
 
-An answer that waits stays where it is on the bus: its entry is pending with this replica, which keeps its claim and
-gives its slot away (`Delivery.suspended`). Whoever takes an entry over after a crash lets it wait in the same way.
+A waiting answer stays on the bus: its entry is pending for this replica, which keeps the claim and releases its slot
+(`Delivery.suspended`). After a crash, the next replica suspends the entry in the same way.
 """
 
 from __future__ import annotations

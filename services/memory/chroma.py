@@ -247,7 +247,7 @@ class Embedded(Connection):
                     str(self.folder), settings=chromadb.Settings(anonymized_telemetry=False)
                 )
         except BaseException:
-            # else the next attempt would get what this one has left half open
+            # The next attempt would otherwise get this half-open client.
             chromadb.api.shared_system_client.SharedSystemClient.clear_system_cache()
             raise
         mark_created(self.folder)
@@ -326,7 +326,7 @@ class Collection:
             try:
                 return await self._connection.read(method, **arguments)
             except _IndexClosed:
-                # a change that changes nothing
+                # Deletes no record; the change makes Chroma load the index.
                 await self._connection.write(self._handle.delete, ids=["-"])
         return await self._connection.read(method, **arguments)
 
@@ -357,7 +357,7 @@ class Collections:
         """Return the users that have a collection. It takes half a millisecond for each."""
         return {about["user_id"] for _, about in await self._own()}
 
-    async def everybody(self, *, but: Space | None = None) -> AsyncIterator[tuple[str, Collection]]:
+    async def of_all_users(self, *, but: Space | None = None) -> AsyncIterator[tuple[str, Collection]]:
         """Yield all collections with their users, or those of other spaces than one. Their handles are not kept."""
         for name, about in await self._own():
             if (space := _space(about)) != but and (handle := await self._asked(name)) is not None:
@@ -424,7 +424,7 @@ class Collections:
             at = time.monotonic()
             found = await self._written_spaces()
             if found is None:
-                await self._write_spaces({_suffix(one.space): one.space async for _, one in self.everybody()})
+                await self._write_spaces({_suffix(one.space): one.space async for _, one in self.of_all_users()})
                 found = await self._written_spaces() or {}
             self._spaces, self._spaces_at = found, at
         return self._spaces

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A file as it has come, at `path`. name, type: as its sender calls it; '' where it does not say."""
+    """An uploaded file at `path`. name, type: from its sender; '' if missing."""
 
     path: Path
     name: str

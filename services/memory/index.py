@@ -156,7 +156,7 @@ class Index:
         await asyncio.to_thread(self._keywords.remove_user, user_id)
 
     async def _repair(self, user_id: str) -> None:
-        """Rebuild the user's index from the store; again if something came or went meanwhile."""
+        """Rebuild the user's index from the store; repeat that if engrams were added or removed meanwhile."""
         ids: list[str] | None = None
         while (there := self.catalog.ids(user_id)) != ids:
             ids = there

@@ -16,9 +16,9 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# Seconds to wait at most for a moment in which no question is being answered.
+# Longest wait (seconds) for a moment without a question in progress.
 _PATIENCE = 60.0
-# Seconds between two looks.
+# Seconds between two polls.
 _LOOK = 0.5
 
 

@@ -74,7 +74,7 @@ class Store:
 
     @property
     def damage(self) -> str | None:
-        """Why nothing can be read any more."""
+        """Why the store cannot be read; None if it can."""
         return self._connection.damage
 
     def _check_room(self) -> None:
@@ -153,7 +153,7 @@ class Store:
                     await self._collections.upsert(user_id, space, record)
 
     async def update(self, user_id: str, engrams: Sequence[Engram]) -> None:
-        """Replace what is known of engrams that are there; their vectors stay."""
+        """Replace the metadata of existing engrams; their vectors stay."""
         by_id = {engram.id: engram for engram in engrams}
 
         async def write(collection: Collection) -> None:
@@ -200,7 +200,7 @@ class Store:
 
     async def scan(self) -> AsyncIterator[tuple[str, list[Placed]]]:
         """Yield all users' engrams with their vectors, a page at a time."""
-        async for user_id, collection in self._collections.everybody():
+        async for user_id, collection in self._collections.of_all_users():
             async for page in collection.pages(("metadatas", "embeddings")):
                 yield user_id, list(_placed(page, user_id, collection.space).values())
 
@@ -210,7 +210,7 @@ class Store:
             return []
         return [
             Kept(user_id, one.name, one.space, await one.count())
-            async for user_id, one in self._collections.everybody(but=but)
+            async for user_id, one in self._collections.of_all_users(but=but)
         ]
 
     async def page(self, user_id: str, name: str, offset: int) -> list[Engram]:

@@ -1,7 +1,7 @@
-"""Engrams that come one by one are written together: what waits while a write of the user is under way is the next one.
+"""Batches of engrams: those that arrive during a user's write are the next write.
 
-Nothing is delayed to make a batch larger: an engram that comes alone is written at once. Only while users are being
-answered there are rests between writes (see `throttle`).
+No write is delayed to make a batch larger. There are pauses between writes only while users wait for answers (see
+`throttle`).
 """
 
 from __future__ import annotations

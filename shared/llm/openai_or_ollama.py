@@ -60,7 +60,7 @@ class CompatibleWire:
             try:
                 found, pause = await self._is_ollama(), _LOOK_AGAIN
             except ModelUnavailable:
-                # the call itself raises what is wrong with the server
+                # The call itself raises the server's error.
                 found, pause = False, _ASK_AGAIN
             self._until = time.monotonic() + pause
             if found and self._ollama is None:

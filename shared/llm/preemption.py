@@ -31,10 +31,10 @@ from shared.llm.port import (
 from shared.participant.settings import Settings
 
 if TYPE_CHECKING:
-    # the gateway and reward only count queries here: they have no model to talk to
+    # The gateway and reward only count queries: they have no model.
     from shared.llm.adapter import WiredChatModel
 
-# A call that is under way looks so often whether somebody has come, one that waits for its turn less often.
+# Intervals (seconds) between two counts of the queries: during a call, and while a call waits.
 _WATCH_SECONDS = 0.05
 _LOOK_SECONDS = 0.2
 # Nobody has looked for so long: whether it was quiet meanwhile is not known.
@@ -98,7 +98,7 @@ async def background_call(bus: Bus, query_id: str, until: int) -> AsyncIterator[
     """
     await bus.link.pipe([("ZADD", CHORES, until, query_id), ("EXPIRE", CHORES, _A_DAY)])
     yield
-    # who does not end it leaves it to its time: somebody else may have taken it over, and is at work on it
+    # Not after an error: another replica may have taken the query over. The entry then expires.
     with suppress(TransientError):
         await bus.link.call("ZREM", CHORES, query_id)
 
@@ -139,7 +139,7 @@ class PreemptibleChatModel:
         self.yielded = 0
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        """As the model's own, in its turn. Raises Preempted when it was broken off."""
+        """Like the model's `stream`, after waiting for the queries of users. Raises Preempted when one arrives."""
         until = self._until(request)
         await self._turn(request.model, until)
         async with aclosing(self._stream(request, until)) as deltas:
@@ -147,7 +147,7 @@ class PreemptibleChatModel:
                 yield delta
 
     async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
-        """The whole text of an answer that nobody waits for: in its turn, and begun again when it was broken off.
+        """Return the text of a background call. It waits for the queries of users, and is repeated when preempted.
 
         seconds: longest time of one try; waiting for the turn does not count. load: seconds more until the first word,
         for a server that may have to load the model. patience: how long a backend that is away or busy is waited for.
@@ -176,7 +176,7 @@ class PreemptibleChatModel:
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def turn(self, model: str) -> None:
-        """Returns when a call that nobody waits for may begin, or has been put off for long enough."""
+        """Wait until a background call may begin, or was put off for `yield_seconds`."""
         await self._turn(model, self._clock() + self._settings().yield_seconds)
 
     def _until(self, request: ChatRequest) -> float:
@@ -232,7 +232,7 @@ class PreemptibleChatModel:
                 watching.cancel()
 
     async def _next(self, deltas: AsyncGenerator[Delta, None], watching: asyncio.Task[bool] | None) -> Delta | None:
-        """The next delta, None at the end. Raises Preempted as soon as somebody has come."""
+        """Return the next delta, None at the end. Raises Preempted when a query of a user arrives."""
         if watching is None or (watching.done() and not watching.result()):
             return await anext(deltas, None)
         coming = asyncio.ensure_future(anext(deltas, None))

@@ -75,7 +75,7 @@ SSE = (b"data:", b":", b"event:", b"id:", b"retry:")
 
 
 class ModelServer:
-    """A client of one server; what goes wrong becomes a ModelError.
+    """A client of one server; failures become ModelErrors.
 
     url: its base, without a path's last slash.
     """

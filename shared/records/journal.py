@@ -3,10 +3,10 @@
 A journal has one writer at a time. Entry ids are explicit, `{epoch}-{number}`; a new owner claims the next epoch with
 its first entry, and Redis itself then refuses every later write of the old owner, because its ids are too small.
 After the terminal entry other participants append with ids of the server's clock, which are larger than any epoch.
-Beside its data an entry names the messages of the response that had crossed the bus by then: subject and entry id.
+An entry also has references to the messages that the response wrote to the bus so far: subject and entry id.
 Every entry is also published on the journal's channel, so that followers have it at once (`shared.bus.subscriber`).
 
-Readers are tolerant: a newer release may write types and fields that this one does not know, and anybody anything.
+Readers are tolerant: a newer release may write unknown types and fields, and any writer malformed entries.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Accepting a query, and the lanes in which a session's queries are answered one at a time.
+"""Accepting queries, and the session queues, in which a session's queries are answered one at a time.
 
-One script does all that accepting changes: a query is accepted with its record, its session's list and its places, or
-not at all. A lane is a sorted set of the ids of unfinished queries, per session and respondent. A query that is
-accepted into an empty lane has the turn at once, and its entry says so (`turn`). An entry that is in no lane (whoever
-wrote it) takes its place when it is read; a place whose entry the respondent has finished, or that is gone, is cleared
-by whoever finds it in the way.
+One script accepts a query with its record, its place in the session's list and its places in the queues, or not at all.
+A queue is a sorted set with the ids of unfinished queries, per session and respondent. A query that enters an empty
+queue is its head, and its entry says so (`turn`). An entry without a place gets one when it is read. The replica that
+finds a stale place at the head removes it: its entry is finished or gone.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from shared.records.lua import script
 from shared.telemetry.unread import not_understood
 
 RESPONDENTS: tuple[RespondentId, ...] = ("A", "B")
-# Who reads the queries for each respondent.
+# The consumer group of each respondent.
 GROUPS: dict[str, str] = {"A": "generator", "B": "respondent-b"}
 
 _STREAM = QUERY_RECEIVED.stream
-# What their keys begin with.
+# The prefix of the records' keys.
 _RECORDS = record_key("")
 
 _ACCEPT = script("accept_query", "before", "finished")

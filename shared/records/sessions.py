@@ -1,8 +1,7 @@
-"""Sessions: who owns one, and its turns.
+"""Sessions: their owners and turns.
 
-All turns of a respondent are members of one sorted set, each with its query's id in front, so that their order is the
-order accepted, and a page is one read from any place. What a session's queries need while they are answered is in
-`shared.records.lanes`.
+All turns of a respondent are members of one sorted set. Each member begins with its query's id: turns are in the order
+of acceptance, and one read returns a page from any place. `shared.records.lanes` has the queues of unfinished queries.
 """
 
 from __future__ import annotations

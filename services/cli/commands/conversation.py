@@ -40,7 +40,7 @@ def ask(
     committee: Members = None,
     rounds: Rounds = None,
 ) -> None:
-    """Asks one question. Ctrl-C cancels it, a second Ctrl-C leaves at once."""
+    """Ask one question. Ctrl-C cancels it, a second Ctrl-C leaves at once."""
     sitting = _committee(committee, rounds)
     text = sys.stdin.read().strip() if query == "-" else query
     if not text and not file:
@@ -66,7 +66,7 @@ def ask(
 def chat(
     session: Session = None, no_thinking: NoThinking = False, committee: Members = None, rounds: Rounds = None
 ) -> None:
-    """A conversation in the terminal."""
+    """Chat in the terminal."""
     settings, sitting = ClientSettings.load("cli"), _committee(committee, rounds)
     code = chat_loop(
         settings, session=session, thinking=not no_thinking, console=console, errors=errors, committee=sitting
@@ -81,6 +81,6 @@ def _committee(names: str | None, rounds: int | None) -> Committee | None:
 
 
 def cancel(query_id: Annotated[str, typer.Argument(help="The id that the query was given")]) -> None:
-    """Stops a query."""
+    """Stop a query."""
     state = with_api(lambda api: api.post(f"/queries/{query_id}/cancel"))["state"]
     console.print(f"{query_id}: {state}")

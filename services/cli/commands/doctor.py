@@ -467,7 +467,7 @@ def _version(package: str) -> str:
 def doctor(
     mend: Annotated[bool, typer.Option("--repair", help="Put damaged data aside, with the stack stopped")] = False,
 ) -> None:
-    """What is reachable, what is missing, and what to do about it; exit code 1 when something needed is missing."""
+    """Show what is reachable and what is missing, with a remedy. The exit code is 1 if a needed part is missing."""
     if mend:
         client = ClientSettings.load("cli")
         said = repair(client.data_dir, embedded=configured_redis(client) is None)

@@ -26,7 +26,7 @@ def run(
     headless: Annotated[bool, typer.Option("--headless", help="Plain lines, for logs and other programs")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of everything kept (LOCAL2_DATA_DIR, .local2)")] = None,
 ) -> None:
-    """Runs the whole stack on this machine until Ctrl-C."""
+    """Run the whole stack on this machine until Ctrl-C."""
     if search not in (None, "searxng", "brave", "tavily", "mock"):
         raise typer.BadParameter("searxng, brave, tavily or mock", param_hint="--search")
     given = {"api_port": api_port, "data_dir": data_dir}

@@ -1,1 +1,1 @@
-"""What all routes share: keys, bodies, errors, metrics, calls of participants; and the state of the gateway itself."""
+"""Parts of all routes: keys, bodies, errors, metrics, calls of participants; and the state of the gateway."""

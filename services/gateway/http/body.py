@@ -17,8 +17,8 @@ from services.gateway.http.request_guard import declared_length
 MAX_BODY = 4 * 1024**2
 # Of a file, and of a request with images in it.
 MAX_FILE_BODY = 32 * 1024**2
-# Each takes time and up to a hundred bytes when it is read, and a body of ten millions would hold up everybody for
-# seconds. A comma in a text counts for one: no model reads a text with so many.
+# JSON values of a body, at most. Parsing ten million would block the event loop for seconds. A comma inside a text
+# counts as a value: no model reads a text with so many.
 MOST_VALUES = 1_000_000
 # Far deeper than any real arguments, and shallow enough for every JSON writer on the way.
 MAX_DEPTH = 64

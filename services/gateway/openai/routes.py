@@ -126,7 +126,7 @@ class Teller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """Headers of chat programs. user, chat: names that a trusted key gives. task: the chore that is asked for.
+    """Headers of chat programs. user, chat: names that a trusted key gives. task: the background task of the client.
 
     events: `status` for a stream with events that are not OpenAI's.
     """
