@@ -1,4 +1,4 @@
-"""A memory of many users, embedded: the first search of each, resident memory, open files; and one deletion.
+"""A memory of many users, embedded: its start, the first search of each, resident memory, open files, one deletion.
 
 As a program it is one of two processes: `fill` writes the users' engrams, `search` opens the store anew, as after a
 restart, and asks for users one after the other. Each prints a line of JSON.
@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import orjson
 import psutil
-from children import Child
+from children import Child, Participant
 from memory_search import MODEL, Vectors, Words, Writer
+from stack import IDLE_SECONDS, ready
 from tables import Target, table
 
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.memory.index import entry
 from services.memory.keywords import KeywordIndex
 from services.memory.recall import Recall, Wanted
@@ -52,7 +54,7 @@ async def _write(store: Store, keywords: KeywordIndex, writer: Writer, user_id: 
 
 @contextmanager
 def _index(folder: Path) -> Iterator[KeywordIndex]:
-    keywords = KeywordIndex(folder / "words")
+    keywords = KeywordIndex(MemorySettings(data_dir=folder).words)
     try:
         yield keywords
     finally:
@@ -108,18 +110,35 @@ async def _deletion(store: Store, keywords: KeywordIndex) -> dict[str, float]:
     return {"deletion p50": float(np.percentile(times, 50)), "deletion p90": float(np.percentile(times, 90))}
 
 
+def start(place: Path, folder: Path) -> dict[str, float]:
+    """Seconds until the participant is ready on this store, and its idle memory in MB."""
+    with EmbeddedRedis(folder / "redis-users", port=0) as server:
+        # no model server: the vectors stay as they are
+        env = {"LOCAL2_REDIS_URL": server.url, "LOCAL2_DATA_DIR": str(place), "OLLAMA_HOST": "http://127.0.0.1:1"}
+        began = time.perf_counter()
+        with Participant(["-m", "services.memory"], folder / "memory-start.log", env) as participant:
+            asyncio.run(ready(server.url, {"memory"}))
+            took = time.perf_counter() - began
+            time.sleep(IDLE_SECONDS)
+            return {"start": took, "idle": psutil.Process(participant.pid).memory_info().rss / 1e6}
+
+
 def measure(folder: Path, users: int, large: int) -> dict[str, float]:
     place, log = folder / "memory-users", folder / "memory-users.log"
     lines = []
     for what in ("fill", "search"):
         with Child([__file__, what, str(place), str(users), str(large)], log, {}) as child:
             lines.append(child.read())
-    return {**lines[0], **lines[1], "users": users, "large": large}
+        if what == "fill":
+            lines.append(start(place, folder))
+    filled, started, searched = lines
+    return {**filled, **started, **searched, "users": users, "large": large}
 
 
 def report(found: Mapping[str, float]) -> tuple[str, list[Target]]:
     users, large = f"{found['users']:,.0f} users", f"{found['large']:,.0f} engrams"
     rows = [
+        ["start until ready (s), idle memory then (MB)", f"{found['start']:.1f}", f"{found['idle']:.0f}"],
         ["first search of a user, p50 and p99 (ms)", f"{found['search p50']:.1f}", f"{found['search p99']:.1f}"],
         ["resident memory (MB), open files", f"{found['resident']:.0f}", f"{found['files']:.0f}"],
         [f"deleting one of {large}, p50 and p90 (ms)", f"{found['deletion p50']:.1f}", f"{found['deletion p90']:.1f}"],
@@ -127,6 +146,8 @@ def report(found: Mapping[str, float]) -> tuple[str, list[Target]]:
     ]
     shown = table(f"Memory of {users}, embedded, opened anew", ["", "", ""], rows)
     return shown, [
+        Target(f"start of memory with {users}", found["start"], 15, " s"),
+        Target(f"idle memory of memory with {users}", found["idle"], 200, " MB"),
         Target(f"first search of one of {users}, p99", found["search p99"], 400, " ms"),
         Target(f"resident memory with {users}", found["resident"], 500, " MB"),
         Target(f"deleting one of {large}, p50", found["deletion p50"], 20, " ms"),

@@ -25,7 +25,7 @@ _LIMIT = 75.0
 # Only their memory is looked at: they would work on every answer too.
 BESIDES = ("respondent-b", "critic", "reward", "memory")
 _READY_SECONDS = 60.0
-_IDLE_SECONDS = 2.0
+IDLE_SECONDS = 2.0
 
 
 def free_port() -> int:
@@ -33,6 +33,17 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+async def ready(redis_url: str, names: set[str]) -> None:
+    """Wait until these participants are ready. Raises TimeoutError that names those that are not."""
+    until = time.monotonic() + _READY_SECONDS
+    async with Bus(redis_url, "bench/ready") as bus:
+        registry = Registry(bus, heartbeat=0)
+        while missing := names - {r.participant for r in await registry.replicas(fresh=True) if r.state == "ready"}:
+            if time.monotonic() > until:
+                raise TimeoutError(f"not ready after {_READY_SECONDS:g} s: {', '.join(sorted(missing))}")
+            await asyncio.sleep(0.1)
 
 
 class Stack:
@@ -69,17 +80,8 @@ class Stack:
         }
 
     async def ready(self) -> None:
-        """Raises TimeoutError that names who is missing."""
-        missing: set[str] = set(self.participants)
-        until = time.monotonic() + _READY_SECONDS
-        async with Bus(self._redis_url, "bench/ready") as bus:
-            registry = Registry(bus, heartbeat=0)
-            while missing:
-                if time.monotonic() > until:
-                    raise TimeoutError(f"not ready after {_READY_SECONDS:g} s: {', '.join(sorted(missing))}")
-                await asyncio.sleep(0.1)
-                live = await registry.replicas(fresh=True)
-                missing = set(self.participants) - {r.participant for r in live if r.state == "ready"}
+        """Wait until every participant is ready. Raises TimeoutError that names those that are not."""
+        await ready(self._redis_url, set(self.participants))
 
     def cpu(self) -> dict[str, float]:
         """Seconds of CPU that each participant has used so far."""
@@ -87,7 +89,7 @@ class Stack:
 
     def memory(self) -> dict[str, tuple[float, float]]:
         """MB resident and MB of the process alone, of each participant."""
-        time.sleep(_IDLE_SECONDS)
+        time.sleep(IDLE_SECONDS)
         found = {}
         for name, child in self.participants.items():
             info = psutil.Process(child.pid).memory_full_info()
