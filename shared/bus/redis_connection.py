@@ -11,7 +11,10 @@ import asyncio
 import contextlib
 import socket
 import struct
+import sys
 from collections.abc import Sequence
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import Any, cast
 
 from redis.asyncio.connection import AbstractConnection
@@ -76,7 +79,14 @@ class BusConnection(AbstractConnection):  # type: ignore[misc]
 
     @property
     def unsent_bytes(self) -> int:
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+        """Bytes that the other side has not acknowledged, so far as this system reports them."""
+        if self.transport is None:
+            return 0
+        count = bytearray(4)
+        # The send buffer of the system may have megabytes of a long message.
+        with contextlib.suppress(OSError, ValueError):
+            ioctl(self.transport.get_extra_info("socket").fileno(), TIOCOUTQ, count)
+        return self.transport.get_write_buffer_size() + int.from_bytes(count, sys.byteorder)
 
 
 def bus_connection_class(base: type[AbstractConnection]) -> type[BusConnection]:

@@ -109,6 +109,7 @@ __all__ = [
     "call",
     "call_all",
     "closing",
+    "connected",
     "consuming",
     "dead_letters",
     "decode",
@@ -214,6 +215,12 @@ def effect(bus: Bus, message: Any) -> Command:
 async def call(bus: Bus, *command: Any, repeat: bool = True) -> Any:
     """Send one command. repeat: send it again if the connection breaks before its reply; else raise ConnectionLost."""
     return await bus.link.call(*command, retry=repeat)
+
+
+async def connected(bus: Bus) -> None:
+    """Wait until the bus has all its connections: a fault that is made before may hit one that is still being made."""
+    for link in (bus.link, bus.heartbeat_link, bus.reader):
+        await link.connected.wait()
 
 
 async def call_all(bus: Bus, commands: Sequence[Command]) -> list[Any]:

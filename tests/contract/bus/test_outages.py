@@ -15,7 +15,17 @@ import pytest
 import redis
 from contract.bus.calling import HEARTBEAT, Asker, Callers, Effects
 from contract.bus.servers import Server, alone, network
-from contract.bus.surface import BusUnavailable, ConnectionLost, call, call_all, key, open_bus, transact, url_of
+from contract.bus.surface import (
+    BusUnavailable,
+    ConnectionLost,
+    call,
+    call_all,
+    connected,
+    key,
+    open_bus,
+    transact,
+    url_of,
+)
 from support.cluster import Node
 from support.loopback import listening
 from support.services import announced
@@ -29,7 +39,7 @@ COUNT = key("count")
 
 async def test_command_not_repeatable_fails_and_ran_once(server: Server, client: redis.Redis) -> None:
     async with network(server) as net, open_bus(net, timeout=0.2) as bus:
-        await call(bus, "GET", COUNT)
+        await connected(bus)
         net.lose_next_reply()
         with pytest.raises(ConnectionLost):
             await call(bus, "INCR", COUNT, repeat=False)
@@ -39,7 +49,7 @@ async def test_command_not_repeatable_fails_and_ran_once(server: Server, client:
 async def test_command_not_repeatable_unsent_agrees_with_outcome(server: Server, client: redis.Redis) -> None:
     """It fails and did not run, or succeeds and ran once."""
     async with network(server) as net, open_bus(net, timeout=0.2) as bus:
-        await call(bus, "GET", COUNT)
+        await connected(bus)
         net.freeze()
         net.cut()
         broken = asyncio.create_task(call(bus, "GET", COUNT))
@@ -99,7 +109,7 @@ async def test_lost_reply_shifts_no_reply_to_other_commands(how: str, server: Se
 
 async def test_lost_reply_of_new_connection_is_recovered(server: Server) -> None:
     async with network(server) as net, open_bus(net, timeout=0.2) as bus:
-        await call(bus, "GET", COUNT)
+        await connected(bus)
         for every in (1, 2, 3):
             before = net.dropped
             net.set(drop_every=every)
@@ -135,7 +145,7 @@ async def test_transaction_cut_in_flight_is_whole(server: Server, client: redis.
 async def test_command_on_closed_bus_fails(server: Server) -> None:
     async with network(server) as net:
         async with open_bus(net) as bus:
-            await call(bus, "GET", COUNT)
+            await connected(bus)
             net.freeze()
             pending = [
                 asyncio.create_task(call(bus, "GET", COUNT)),
@@ -376,7 +386,7 @@ async def test_replica_is_tried_at_a_bounded_rate(single: Node) -> None:
         return int(single.client.info("stats")["total_connections_received"])
 
     async with open_bus(f"redis://{single.name}/0", timeout=0.5) as bus:
-        await call(bus, "GET", COUNT)
+        await connected(bus)
         with _as_replica(single):
             writing = asyncio.create_task(call(bus, "INCR", COUNT))
             before = received()
