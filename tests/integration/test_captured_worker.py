@@ -82,7 +82,14 @@ MOVABLE = {
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AclRedis]:
     with acl_redis(tmp_path_factory.mktemp("captured"), admin=True) as server:
+        asyncio.run(_load_scripts(server.core))
         yield server
+
+
+async def _load_scripts(url: str) -> None:
+    """Load the bus's scripts, as a trusted participant does: the users of workers may not."""
+    async with Bus(url, "core/1") as bus:
+        await bus.load_scripts()
 
 
 @pytest.fixture(scope="module")
