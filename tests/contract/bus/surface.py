@@ -64,6 +64,7 @@ __all__ = [
     "DEAD_LETTER",
     "DEAD_LETTERS",
     "GROUP",
+    "PREFIX",
     "QUERY_CANCEL",
     "QUERY_RECEIVED",
     "START",

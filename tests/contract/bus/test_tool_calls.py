@@ -11,7 +11,7 @@ import pytest
 import redis
 from contract.bus.calling import REQUESTS, RESULTS, Callers, Effects, request
 from contract.bus.servers import Server
-from contract.bus.surface import Caller, ToolResultMessage, Trail, encode, result_key
+from contract.bus.surface import PREFIX, Caller, ToolResultMessage, Trail, encode, result_key
 from support.waiting import eventually
 
 # The answer to a call that no worker runs is expected within this time, in seconds: far less than any timeout here.
@@ -257,6 +257,6 @@ async def test_tool_request_of_any_client_is_answered(server: Server, callers: C
 
 async def test_tool_answer_to_gone_caller_makes_no_inbox(server: Server, callers: Callers, client: redis.Redis) -> None:
     async with callers.both(server) as asker:
-        await asker.bus.publish(REQUESTS.of(request("c", "x", reply_to="local2:inbox:asker:gone")))
+        await asker.bus.publish(REQUESTS.of(request("c", "x", reply_to=f"{PREFIX}inbox:asker:gone")))
         await eventually(lambda: client.xlen(RESULTS.stream) == 1)
-    assert not client.exists("local2:inbox:asker:gone")
+    assert not client.exists(f"{PREFIX}inbox:asker:gone")

@@ -10,7 +10,7 @@ import pytest
 import redis
 from contract.bus.calling import HEARTBEAT, REQUESTS, RESULTS, Callers, Effects, request
 from contract.bus.servers import Server, network
-from contract.bus.surface import DEAD_LETTERS, ToolResultMessage, encode, open_bus, result_key, url_of
+from contract.bus.surface import DEAD_LETTERS, PREFIX, ToolResultMessage, encode, key, open_bus, result_key, url_of
 from support.services import announced, child
 from support.waiting import eventually
 
@@ -102,8 +102,8 @@ async def test_tool_worker_told_to_stop_finishes_its_call(
         assert (await call).result == "you said hello"
         assert await leaving.ended() == 0
     assert client.xinfo_consumers(REQUESTS.stream, "probe") == []
-    assert list(client.scan_iter("local2:replica:probe:*")) == []
-    assert list(client.scan_iter("local2:inbox:probe:*")) == []
+    assert list(client.scan_iter(f"{PREFIX}replica:probe:*")) == []
+    assert list(client.scan_iter(f"{PREFIX}inbox:probe:*")) == []
 
 
 async def test_tool_worker_killed_leaves_keys_that_expire(
@@ -111,8 +111,8 @@ async def test_tool_worker_killed_leaves_keys_that_expire(
 ) -> None:
     async with callers.process(server):
         pass
-    left = [*client.scan_iter("local2:inbox:probe:*"), *client.scan_iter("local2:replica:probe:*")]
-    assert {0 < client.ttl(key) <= 60 for key in left if client.exists(key)} == {True}
+    left = [*client.scan_iter(f"{PREFIX}inbox:probe:*"), *client.scan_iter(f"{PREFIX}replica:probe:*")]
+    assert {0 < client.ttl(name) <= 60 for name in left if client.exists(name)} == {True}
 
 
 async def test_tool_call_that_kills_workers_ends_with_an_error(
@@ -143,8 +143,8 @@ async def test_tool_request_that_cannot_be_read_blocks_no_other(
     async with callers.both(server) as asker:
         for payload in ("{", "[]", '{"call_id": 1}'):
             client.xadd(REQUESTS.stream, {"payload": payload})
-        client.set("local2:test:text", "not a stream")
-        await asker.bus.publish(REQUESTS.of(request("odd", "x", reply_to="local2:test:text")))
+        client.set(key("text"), "not a stream")
+        await asker.bus.publish(REQUESTS.of(request("odd", "x", reply_to=key("text"))))
         assert (await asker.ask("good", "c2")).result == "you said good"
         await eventually(lambda: pending(client) == 0)
         await eventually(lambda: client.xlen(DEAD_LETTERS) >= 3)
