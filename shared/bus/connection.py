@@ -282,7 +282,11 @@ class Connection(contextlib.AbstractAsyncContextManager["Connection"]):
 
     def _complete(self, batch: _Batch) -> None:
         """Give the replies of a batch to its requests. Raise ConnectionError when the connection must be replaced."""
-        if batch.replies.pop() != batch.marker:
+        last = batch.replies.pop()
+        if isinstance(last, ReplyError):
+            # A busy server refuses ECHO too.
+            raise ConnectionError(str(last))
+        if last != batch.marker:
             raise ConnectionError("the replies of Redis do not match their commands")
         unserved, start, condition = list[_Request](), 0, None
         for request in batch.requests:

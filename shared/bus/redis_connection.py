@@ -117,3 +117,8 @@ def reply_error(exc: Exception) -> ReplyError:
     """Return the error with the server's own text: redis-py removes the code of those that it has a class for."""
     code, text = getattr(exc, "status_code", None), str(exc)
     return ReplyError(f"{code} {text}" if code and not text.startswith(code) else text)
+
+
+def is_busy(exc: BaseException) -> bool:
+    """Return whether a server refused a command because a script has run for too long."""
+    return isinstance(exc, ResponseError | ReplyError) and str(exc).startswith("BUSY ")

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from shared.bus.keys import REPLICAS
-from shared.bus.redis_connection import BusConnection, bus_connection_class, exchange
+from shared.bus.redis_connection import BusConnection, bus_connection_class, exchange, is_busy
 from shared.bus.replies import ReplyError
 from shared.errors import SettingsError
 from shared.key_prefix import ONE_SLOT, PREFIX, VARIABLE
@@ -186,8 +186,9 @@ class Server:
             try:
                 await connection.connect()
                 moved_to = await self._look(connection, address)
-            except BaseException:
-                self.address = None
+            except BaseException as exc:
+                # A busy server has the bus: the script that keeps it busy can be ended there.
+                self.address = address if is_busy(exc) else None
                 await connection.disconnect()
                 raise
             if moved_to is None:

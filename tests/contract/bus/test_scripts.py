@@ -47,9 +47,10 @@ def busy(server: Server) -> Iterator[threading.Event]:
     ended = threading.Event()
 
     def run() -> None:
-        with redis.Redis(port=node.port, socket_timeout=60) as own, contextlib.suppress(redis.RedisError):
-            own.eval("while true do end", 1, STREAM)
-        ended.set()
+        with redis.Redis(port=node.port, socket_timeout=60) as own, contextlib.suppress(redis.TimeoutError):
+            with contextlib.suppress(redis.ResponseError):
+                own.eval("while true do end", 1, STREAM)
+            ended.set()
 
     thread = threading.Thread(target=run)
     thread.start()
