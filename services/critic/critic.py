@@ -170,8 +170,8 @@ class Critic:
             await self.pairs.close(response.query_id)
             await self._skip(response)
         else:
-            parked = message.suspended if message.deliveries <= _TRIED else None
-            turn = self._turns.turn(_asked(message), order(message.entry_id), _size(response), parked)
+            suspended = message.suspended if message.deliveries <= _TRIED else None
+            turn = self._turns.turn(_asked(message), order(message.entry_id), _size(response), suspended)
             async with turn as left:
                 if left is not None:
                     self._count(response, left)

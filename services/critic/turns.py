@@ -77,18 +77,18 @@ class Turns:
         asked: tuple[int, int],
         came: tuple[int, int],
         size: int,
-        parked: Callable[[], AbstractAsyncContextManager[Any]] | None,
+        suspended: Callable[[], AbstractAsyncContextManager[Any]] | None,
     ) -> AsyncIterator[LeftOut | None]:
         """Entered when it is an answer's turn, with None, or when it is left out, with the reason.
 
         asked, came: the ids of the question and of the answer on the bus. size: characters that it holds meanwhile.
-        parked: entered while it waits; None for one that has been tried before and ended its process, perhaps: it is
+        suspended: entered while it waits; None for one that has been tried before and ended its process, perhaps: it is
         next, and so much alone that its neighbours do not share its fate for ever.
         """
         self._held += 1
         self._size += size
         try:
-            left = "age" if self._late(came) else await self._called(asked, came, parked)
+            left = "age" if self._late(came) else await self._called(asked, came, suspended)
             try:
                 yield left
             finally:
@@ -102,16 +102,16 @@ class Turns:
         self,
         asked: tuple[int, int],
         came: tuple[int, int],
-        parked: Callable[[], AbstractAsyncContextManager[Any]] | None,
+        suspended: Callable[[], AbstractAsyncContextManager[Any]] | None,
     ) -> LeftOut | None:
-        rank = _FIRST if parked is None else min(asked, came)
+        rank = _FIRST if suspended is None else min(asked, came)
         one = _Waiting(rank, came, asyncio.get_running_loop().create_future())
         # of two answers to one question the first comes first
         insort(self._waiting, one, key=lambda other: (other.rank, -other.came[0], -other.came[1]))
         self._bound()
         self._changed.set()
         try:
-            async with parked() if parked is not None else contextlib.nullcontext():
+            async with suspended() if suspended is not None else contextlib.nullcontext():
                 return await one.called
         except BaseException:
             if one in self._waiting:

@@ -1,4 +1,4 @@
-"""What cannot be handled is set aside once, with everything needed to look at it, to replay it or to drop it."""
+"""An entry that cannot be handled becomes a dead letter once; an operator can inspect, replay and drop it."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_garbage_in_every_stream_stops_nothing(
             if group["consumers"]
         )
 
-    # what cannot be handled is set aside: it is not handled for ever
+    # An entry that cannot be handled becomes a dead letter, and is not retried forever.
     until(done, 60, "no garbage is left in anybody's hands")
     works(stack, asked)
 

@@ -158,11 +158,11 @@ async def test_an_entry_that_a_worker_cannot_read_becomes_a_dead_letter(system: 
     stream = TOOL_REQUEST.for_tool("web_search").stream
     entry = core.xadd(stream, {"payload": "no JSON"})
 
-    def buried() -> bool:
+    def dead_letter_exists() -> bool:
         letters = core.xrange(DEAD_LETTER.stream)
         return any(entry.decode() in fields[b"payload"].decode() for _, fields in letters)
 
-    await eventually(buried, 5, "the dead letter")
+    await eventually(dead_letter_exists, 5, "the dead letter")
     assert core.xpending(stream, "web_search")["pending"] == 0
 
 

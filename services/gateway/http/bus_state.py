@@ -35,7 +35,7 @@ class GroupReading:
 
 @dataclass(frozen=True, slots=True)
 class BusReading:
-    """lengths, ages: of each stream; ages in seconds. dead, buried: dead letters now, and ever.
+    """lengths, ages: of each stream; ages in seconds. dead, dead_total: dead letters now, and since the stream exists.
 
     redis: what the server says of its memory and clients.
     """
@@ -44,7 +44,7 @@ class BusReading:
     ages: dict[str, float]
     groups: list[GroupReading]
     dead: int
-    buried: int
+    dead_total: int
     redis: dict[str, float] = field(default_factory=dict)
 
 
@@ -90,7 +90,7 @@ async def read_bus(bus: Bus) -> BusReading:
         ages=ages,
         groups=await _groups(bus, rows, now),
         dead=dead if isinstance(dead, int) else 0,
-        buried=_number(dead_letters.get("entries-added")),
+        dead_total=_number(dead_letters.get("entries-added")),
         redis={**_figures(memory, _MEMORY), **_figures(clients, _CLIENTS)},
     )
 

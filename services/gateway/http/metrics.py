@@ -91,8 +91,8 @@ def _of_streams(bus: BusReading) -> Iterator[Metric]:
         oldest.add_metric([stream], bus.ages[stream])
     yield length
     yield oldest
-    yield GaugeMetricFamily("local2_dead_letters", "Entries set aside now", value=bus.dead)
-    yield CounterMetricFamily("local2_dead_letters_added", "Entries set aside ever", value=bus.buried)
+    yield GaugeMetricFamily("local2_dead_letters", "Dead letters now", value=bus.dead)
+    yield CounterMetricFamily("local2_dead_letters_added", "Dead letters written", value=bus.dead_total)
 
 
 def _of_groups(bus: BusReading) -> Iterator[Metric]:

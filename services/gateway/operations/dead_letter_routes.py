@@ -1,4 +1,4 @@
-"""Entries that were set aside: look, replay, drop."""
+"""Dead letters: list, replay, drop."""
 
 from __future__ import annotations
 

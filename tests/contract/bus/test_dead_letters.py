@@ -1,4 +1,4 @@
-"""Dead letters: an entry that cannot be handled is set aside once, with its fields, its origin and the reason."""
+"""Dead letters: an entry that cannot be handled becomes one once, with its fields, its origin and the reason."""
 
 from __future__ import annotations
 

@@ -147,13 +147,13 @@ class Bench:
         return [one for one in self.published if one.envelope.subject == subject]
 
 
-async def parked() -> None:
-    """What stands for a message's `parked`."""
+async def suspended() -> None:
+    """What stands for a message's `suspended`."""
 
 
 def message(answer: ResponseGeneration, deliveries: int = 1, entry_id: str = "60-1") -> Any:
     return SimpleNamespace(
-        payload=answer, entry_id=entry_id, deliveries=deliveries, suspended=parked, headers=lambda: dict(INHERITED)
+        payload=answer, entry_id=entry_id, deliveries=deliveries, suspended=suspended, headers=lambda: dict(INHERITED)
     )
 
 
@@ -310,14 +310,15 @@ async def test_an_answer_waits_in_the_order_of_its_question_and_beside_others_tw
     await bench.gets(answer(), entry_id="60-1")
     sizes = [len("Why?Because.") + 3 + 2 + 5 + 7, len("Why?Because."), len("Why?Because.")]
     assert bench.lined == [
-        ((50, 0), (60, 1), sizes[0], parked), ((50, 0), (60, 1), sizes[1], None), ((50, 0), (60, 1), sizes[2], parked),
+        ((50, 0), (60, 1), sizes[0], suspended), ((50, 0), (60, 1), sizes[1], None),
+        ((50, 0), (60, 1), sizes[2], suspended),
     ]  # fmt: skip
     # another program's id tells no time
     bench = Bench(monkeypatch)
     monkeypatch.setattr(bench, "_deleted", None)
     bench.left = "age"
     await bench.gets(answer(query_id="mine", response_id="mine:B"))
-    assert bench.lined == [((60, 1), (60, 1), len("Why?Because."), parked)]
+    assert bench.lined == [((60, 1), (60, 1), len("Why?Because."), suspended)]
 
 
 @pytest.mark.parametrize(("there", "states", "closed"), [

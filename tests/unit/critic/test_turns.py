@@ -24,16 +24,16 @@ class Line:
         self.turns = Turns(lambda: self.settings, self.ready.wait, lambda: self.now)
         self.judged: list[str] = []
         self.left: list[tuple[str, str]] = []
-        self.parked = 0
+        self.suspended = 0
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     @contextlib.asynccontextmanager
     async def park(self) -> AsyncIterator[None]:
-        self.parked += 1
+        self.suspended += 1
         try:
             yield
         finally:
-            self.parked -= 1
+            self.suspended -= 1
 
     async def _go(
         self, name: str, asked: int, came: tuple[int, int], size: int, first: bool, done: asyncio.Event | None
@@ -85,11 +85,11 @@ async def test_the_newest_question_is_next_whenever_its_answers_came() -> None:
     async with line() as at:
         for name, asked, came in (("old A", 1, 2), ("new A", 5, 6), ("old B", 1, 9), ("new B", 5, 10), ("odd", 99, 4)):
             await at.comes(name, asked, came)
-        assert at.parked == at.turns.waiting == 5
+        assert at.suspended == at.turns.waiting == 5
         await at.over()
     # an id that is not of the time at which it came counts for no more than that
     assert at.judged == ["new A", "new B", "odd", "old A", "old B"]
-    assert (at.parked, at.turns.waiting, at.left) == (0, 0, [])
+    assert (at.suspended, at.turns.waiting, at.left) == (0, 0, [])
 
 
 async def test_of_two_answers_to_one_question_in_one_millisecond_the_first_comes_first() -> None:
@@ -223,7 +223,7 @@ async def test_what_was_tried_before_is_next_and_keeps_its_slot() -> None:
     async with line() as at:
         await at.comes("new", 9)
         await at.comes("tried", 1, first=True)
-        assert at.parked == 1
+        assert at.suspended == 1
         await at.over()
     assert at.judged == ["tried", "new"]
 
