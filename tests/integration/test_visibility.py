@@ -51,9 +51,7 @@ async def test_registry_entry_and_lease_expire_by_the_timeout(
 
 
 @pytest.mark.parametrize("heartbeat", [0.2, 0.4])
-async def test_registry_presumes_replicas_alive_for_the_timeout_after_a_pause(
-    heartbeat: float, bus: Bus, raw: redis.Redis
-) -> None:
+async def test_registry_presumes_replicas_alive_after_a_pause(heartbeat: float, bus: Bus, raw: redis.Redis) -> None:
     registry, loop = Registry(bus, heartbeat), asyncio.get_running_loop()
     info = ReplicaInfo("probe", "r1", "ready", 1, bus.now_ms())
     await bus.link.pipe(announcing(info, 60_000))

@@ -34,7 +34,7 @@ def test_a_reply_tells_the_time_in_the_middle_of_its_way(monotonic: list[float])
     assert clock.now_ms() == pytest.approx(5_060_350, abs=1)
 
 
-def test_a_slow_reply_is_better_than_none_and_worse_than_a_quick_one(monotonic: list[float]) -> None:
+def test_clock_ignores_slow_reply_after_a_quick_one(monotonic: list[float]) -> None:
     clock = BusClock()
     monotonic[0] = 1_010.0
     clock.learn(reply(5_000.0), asked=1_000.0)
@@ -48,9 +48,7 @@ def test_a_slow_reply_is_better_than_none_and_worse_than_a_quick_one(monotonic: 
 
 
 @pytest.mark.parametrize("leap", [-3_600.0, -2.0, 2.0, 3_600.0])
-def test_a_clock_that_was_set_is_learned_on_a_line_on_which_every_reply_is_slow(
-    leap: float, monotonic: list[float]
-) -> None:
+def test_clock_learns_from_slow_reply_that_contradicts_it(leap: float, monotonic: list[float]) -> None:
     clock = BusClock()
     clock.learn(reply(5_000.0), asked=1_000.0)
     monotonic[0] = 1_010.0
@@ -71,20 +69,20 @@ def test_only_what_was_watched_without_a_gap_counts() -> None:
     assert watch.observe(551) == 51
 
 
-def test_a_clock_that_was_set_back_to_before_the_first_look_begins_the_watch_anew() -> None:
+def test_watch_restarts_when_clock_goes_back_before_its_start() -> None:
     watch = Watch(100)
     assert [watch.observe(now) for now in (3_600_000, 3_600_050)] == [0, 50]
     assert [watch.observe(now) for now in (1_000, 1_050, 1_150)] == [0, 50, 150]
 
 
-def test_others_come_back_as_much_later_as_they_were_away_up_to_fifteen_gaps() -> None:
+def test_watch_waits_as_long_as_the_pause_up_to_fifteen_gaps() -> None:
     for away, later in ((101, 101), (1_500, 1_500), (1_501, 1_500), (36_000_000, 1_500)):
         watch = Watch(100)
         watch.observe(1_000)
         assert watch.observe(1_000 + away) == -later
 
 
-def test_a_short_pause_does_not_shorten_what_a_long_one_asked_for() -> None:
+def test_watch_short_pause_does_not_shorten_a_long_wait() -> None:
     watch = Watch(100)
     watch.observe(0)
     watch.observe(1_000)
@@ -100,7 +98,7 @@ def test_the_first_look_begins_the_watch_whatever_the_time_is() -> None:
         assert Watch(100).observe(now) == 0
 
 
-def test_a_clock_that_goes_forward_takes_nothing_from_what_was_stamped_before(monotonic: list[float]) -> None:
+def test_deadline_stamped_before_forward_jump_keeps_its_time(monotonic: list[float]) -> None:
     clock = BusClock()
     clock.learn(reply(5_000.0), asked=1_000.0)
     assert clock.left(5_060_000, stamped=5_000_000) == 60_000
@@ -119,7 +117,7 @@ def test_a_clock_that_goes_forward_takes_nothing_from_what_was_stamped_before(mo
     assert clock.left(8_630_000, stamped=8_610_000) == pytest.approx(10_000, abs=1)
 
 
-def test_who_has_not_heard_yet_that_the_clock_went_forward_gives_as_much_more(monotonic: list[float]) -> None:
+def test_deadline_is_longer_before_the_jump_is_noticed(monotonic: list[float]) -> None:
     clock = BusClock()
     clock.learn(reply(5_000.0), asked=1_000.0)
     # accepted by the clock as it is, of a minute
@@ -128,7 +126,7 @@ def test_who_has_not_heard_yet_that_the_clock_went_forward_gives_as_much_more(mo
     assert clock.left(8_660_000, stamped=8_600_000) == pytest.approx(60_000, abs=1)
 
 
-def test_a_clock_that_is_told_better_or_goes_back_adds_nothing_to_what_is_left(monotonic: list[float]) -> None:
+def test_deadline_is_unchanged_by_correction_or_backward_jump(monotonic: list[float]) -> None:
     clock = BusClock()
     monotonic[0] = 1_004.0
     clock.learn(reply(5_000.0), asked=1_000.0)

@@ -75,7 +75,7 @@ async def caught_up(feed: Feed, *there: int) -> Follower:
     return follower
 
 
-async def test_a_stream_that_is_new_is_read_when_the_feed_has_been_joined_and_not_before() -> None:
+async def test_follower_of_new_stream_reads_only_after_joining() -> None:
     feed = Feed(1, 2)
     follower = Follower(feed, "stream", "0-0", new=True)
     waiting = asyncio.create_task(follower.next())
@@ -151,7 +151,7 @@ async def test_a_gap_before_what_is_offered_is_read_from_the_stream() -> None:
     assert numbers(await follower.next()) == [5]
 
 
-async def test_what_was_offered_behind_a_gap_and_is_gone_again_is_asked_for_once_more_and_then_waited_for() -> None:
+async def test_follower_reads_once_more_when_offered_entry_is_gone() -> None:
     feed = Feed(1)
     follower = await caught_up(feed, 1)
     before = len(feed.reads)
@@ -197,7 +197,7 @@ async def test_a_wait_that_ended_before_its_time_leaves_nothing_behind(monkeypat
     assert all(timer.cancelled() for timer in timers)
 
 
-async def test_of_two_offers_with_a_gap_between_them_the_stream_is_asked() -> None:
+async def test_follower_reads_stream_after_gap_between_offers() -> None:
     feed = Feed(1)
     follower = await caught_up(feed, 1)
     feed.held += [entry(n) for n in (2, 3, 4)]
@@ -231,7 +231,7 @@ async def test_who_waits_is_woken_by_a_look() -> None:
     assert numbers(await asyncio.wait_for(waiting, 5)) == [2]
 
 
-async def test_a_reader_that_does_not_come_keeps_few_bytes_and_finds_the_rest_itself(
+async def test_follower_of_slow_reader_stores_few_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shared.bus.follow._MAX_OFFERED_BYTES", 100)
@@ -289,7 +289,7 @@ async def test_a_wait_ends_in_time_and_a_slow_read_too() -> None:
     assert feed.left == [follower]
 
 
-async def test_a_page_that_takes_longer_than_its_reader_waits_is_read_once() -> None:
+async def test_follower_reads_slow_page_once() -> None:
     feed = Feed(1)
     follower = await caught_up(feed, 1)
     there, given_up = asyncio.Event(), asyncio.Event()
@@ -327,7 +327,7 @@ async def test_a_page_that_takes_longer_than_its_reader_waits_is_read_once() -> 
     await asyncio.wait_for(given_up.wait(), 5)
 
 
-async def test_a_stream_of_many_pages_is_read_to_its_end_before_joining() -> None:
+async def test_follower_reads_all_pages_before_joining() -> None:
     feed = Feed(*range(1, 101))
     follower = follow(feed)
     got: list[int] = []

@@ -14,7 +14,7 @@ def cuts(bus: Bus, subject: str, size: int, count: int) -> list[int | None]:
     return [command[command.index("MAXLEN") + 2] if "MAXLEN" in command else None for command in commands]
 
 
-def test_an_event_stream_is_cut_by_its_first_entry_and_every_so_many_of_each_stream() -> None:
+def test_event_stream_is_trimmed_by_first_and_every_32nd_entry() -> None:
     bus = Bus("redis://localhost:1", "tool/1")
     found = cuts(bus, QUERY_CANCEL.name, 10, 65)
     assert [place for place, keep in enumerate(found) if keep is not None] == [0, 32, 64]
@@ -28,7 +28,7 @@ def test_an_event_stream_is_cut_by_its_first_entry_and_every_so_many_of_each_str
 
 
 @pytest.mark.parametrize(("size", "cut_by"), [(10_000, 16), (100_000, 3), (320_000, 1), (8_000_000, 1)])
-def test_large_entries_cut_their_stream_sooner_so_that_it_stays_bounded_in_bytes(size: int, cut_by: int) -> None:
+def test_large_entries_trim_their_stream_sooner(size: int, cut_by: int) -> None:
     found = cuts(Bus("redis://localhost:1", "tool/1"), f"{TOOL_RESULT.name}.a", size, 2 * cut_by + 1)
     assert [place for place, keep in enumerate(found) if keep is not None] == [0, cut_by, 2 * cut_by]
     assert (found[0] or 0) * size <= 32_000_000

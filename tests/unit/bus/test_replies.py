@@ -48,7 +48,7 @@ def test_what_is_no_error_passes() -> None:
     assert checked(None) is None
 
 
-def test_a_transaction_gives_its_commands_replies_or_the_reason_why_there_are_none() -> None:
+def test_transaction_returns_replies_or_raises_the_reason() -> None:
     assert committed([b"OK", b"QUEUED", b"QUEUED", [b"1", ReplyError("WRONGTYPE no")]])[0] == b"1"
     # the server refused one of them, and then all
     with pytest.raises(BusFull, match="OOM"):
@@ -57,7 +57,7 @@ def test_a_transaction_gives_its_commands_replies_or_the_reason_why_there_are_no
         committed([b"OK", b"QUEUED", ReplyError("EXECABORT on its own")])
 
 
-def test_a_script_is_called_by_its_sum_with_the_number_of_its_keys() -> None:
+def test_script_is_called_by_its_hash_and_key_count() -> None:
     script = Script("return 1")
     assert script(("a", "b"), 3) == ("EVALSHA", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db", 2, "a", "b", 3)
     assert Script.known[script.sha] is script
@@ -86,7 +86,7 @@ async def test_a_server_is_given_the_scripts_that_it_does_not_know(
     assert (await load_scripts(ask), asked) == ([known], [asking])
 
 
-def test_a_connection_that_was_lost_once_was_not_broken_by_what_it_carried() -> None:
+def test_connection_lost_once_counts_no_broken_message() -> None:
     assert (str(ConnectionLost("x")), ConnectionLost("x").broken, ConnectionLost("x", 3).broken) == ("x", 0, 3)
 
 
