@@ -151,7 +151,7 @@ async def test_the_same_entry_is_set_aside_once_however_often_it_is_buried(bus: 
 
 
 async def test_the_dead_letter_stream_is_bounded(bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.bus.streams._where", lambda _subject: (DEAD, 100))
+    monkeypatch.setattr("shared.bus.streams._stream_and_length", lambda _subject: (DEAD, 100))
     for start in range(0, 1000, 100):
         await bus.link.pipe([given_up(bus, f"1-{n}", [b"payload", b"x"]) for n in range(start, start + 100)])
     assert raw.xlen(DEAD) <= 300

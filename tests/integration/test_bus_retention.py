@@ -185,7 +185,7 @@ async def test_one_janitor_keeps_the_lease(redis_url: str, bus: Bus, raw: redis.
 async def test_large_entries_that_are_finished_stay_for_nobody(
     bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.bus.streams._KEPT_BYTES", 1_000_000)
+    monkeypatch.setattr("shared.bus.streams._RETENTION_BYTES", 1_000_000)
     raw.xgroup_create(WORK, "g", "0", mkstream=True)
     for kept, removed in ((4, 0), (8, 12)):
         ids = [raw.xadd(WORK, {"payload": "x" * 100_000}) for _ in range(kept)]
@@ -354,7 +354,7 @@ async def test_large_or_small_all_of_what_is_beyond_a_bound_goes_and_no_more_tha
         return removed
 
     bus.link.call = counted  # type: ignore[method-assign]
-    removed = await bus._cut(WORK, "MAXLEN", 1)
+    removed = await bus._trim_in_steps(WORK, "MAXLEN", 1)
     assert removed == len(sizes) - raw.xlen(WORK)
     # up to a node
     assert raw.xlen(WORK) <= 100
