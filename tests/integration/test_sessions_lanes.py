@@ -117,7 +117,7 @@ async def test_the_same_once_gives_the_earlier_query_and_leaves_nothing(bus: Bus
 
 
 async def test_lost_replies_accept_nothing_twice_and_lose_nothing(redis_url: str, raw: redis.Redis) -> None:
-    async with Proxy(redis_url, drop_every=5) as proxy, Bus(proxy.url, "test/1", timeout=0.3) as through:
+    async with Proxy(redis_url, drop_every=7) as proxy, Bus(proxy.url, "test/1", timeout=0.3) as through:
         found = [await accept(through, session=f"s{n}") for n in range(40)]
         assert proxy.dropped > 5
     ids = {one.query_id for one in found if one is not None}
