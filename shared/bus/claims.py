@@ -52,10 +52,12 @@ class Claims:
         if not self.certain_until:
             # Nothing is held before the first call, so there is nothing to renew.
             self.certain_until = asyncio.get_running_loop().time() + self._visibility.certain
+        # A copy, because `add` appends streams meanwhile.
+        streams = list(self.streams)
         created = await self._bus.heartbeat_link.pipe_raw(
-            [create_group_command(stream, self._group) for stream in self.streams]
+            [create_group_command(stream, self._group) for stream in streams]
         )
-        for stream, reply in zip(self.streams, created, strict=True):
+        for stream, reply in zip(streams, created, strict=True):
             code = reply.code if isinstance(reply, ReplyError) else ""
             if code != "WRONGTYPE":
                 self.not_streams.discard(stream)

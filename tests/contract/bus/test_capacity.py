@@ -20,7 +20,7 @@ from contract.bus.observing import (
     read_waits,
     streams_of,
 )
-from contract.bus.servers import Server
+from contract.bus.servers import Server, network
 from contract.bus.surface import STREAM, Delivery, consuming, route, suspended
 
 
@@ -215,6 +215,22 @@ async def test_added_stream_is_read_by_a_waiting_consumer(server: Server, client
         ids += add(client, 2, two)
         await eventually(lambda: sorted(recorder.seen) == sorted(ids) and pending(client, two) == 0)
     assert consumers(client, two) == {}
+
+
+async def test_stream_added_to_starting_consumer_is_read(server: Server, client: redis.Redis) -> None:
+    """The consumer is still creating the group of its first stream."""
+    one, two = streams_of(2)
+    recorder = Recorder()
+    async with network(server) as net:
+        net.freeze()
+        async with consuming(net, {one: route(Recorder())}) as replica:
+            await eventually(lambda: net.connections > 0)
+            adding = asyncio.create_task(replica.add({two: route(recorder)}))
+            await asyncio.sleep(0)
+            net.thaw()
+            await adding
+            ids = add(client, 2, two)
+            await eventually(lambda: sorted(recorder.seen) == sorted(ids) and pending(client, two) == 0)
 
 
 async def test_entry_at_its_last_delivery_runs_alone(server: Server, client: redis.Redis) -> None:
