@@ -223,7 +223,7 @@ class Consumer:
             self._start(await self._claims.lost_in_flight(stream, self.slots))
 
     async def _reclaim(self) -> None:
-        """Start reclaimed entries, as far as slots are free; the next heartbeat finds the rest again."""
+        """Start reclaimed entries, as far as slots are free. A heartbeat finds again what is left for want of slots."""
         reclaimable, self._claims.reclaimable = self._claims.reclaimable, set()
         for stream in reclaimable:
             limit, free = self.slots.free_of(stream), self.slots.free()
@@ -234,6 +234,9 @@ class Consumer:
                 for one in found:
                     log.info("bus.claimed", stream=stream, entry_id=one.entry_id, deliveries=one.deliveries)
                 self._start(found)
+                if len(found) == count:
+                    # There may be more.
+                    self._claims.reclaimable.add(stream)
 
     def _start(self, found: Iterable[Delivery]) -> None:
         for delivery in found if not self._stopping else ():
