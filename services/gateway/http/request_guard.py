@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.auth import known, unauthorized
-from services.gateway.http.errors import ApiError, away
+from services.gateway.http.errors import ApiError, away, render
 from services.gateway.http.gateway import Gateway
 from shared.errors import BusUnavailable, TransientError
 
@@ -23,10 +24,13 @@ STRANGERS_BODY = 65_536
 SLOWEST = 8_192
 # A client that is still sending when its connection is closed loses the refusal. So much is read and discarded.
 _LINGER_SECONDS, _LINGER_BYTES = 1.0, 8_388_608
+# RFC 9110, section 5.5: these bytes are invalid in a header's value. h11 refuses only some of them.
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class RequestGuard:
-    """ASGI middleware. Refuses with 401 a large body without a valid key, with 408 one that is silent or slow."""
+    """ASGI middleware. Refuses with 400 a header with a control character, with 401 a large body without a valid key,
+    with 408 a body that is silent or slow."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -35,6 +39,11 @@ class RequestGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if any(_CONTROL.search(value) for _, value in scope["headers"]):
+            text = "a header contains a control character; send the request again without it"
+            refusal = render(Request(scope), 400, "invalid_request", text, {"Connection": "close"})
+            await refusal(scope, receive, send)
             return
         body = _Body(self._gateway.settings.client_seconds, scope, receive, send)
         await self._app(scope, body.receive, body.send)
