@@ -142,6 +142,15 @@ async def test_transaction_cut_in_flight_is_whole(server: Server, client: redis.
     assert len({client.get(name) for name in names}) == 1
 
 
+async def test_bus_closes_at_any_moment_of_connecting(server: Server) -> None:
+    """The server is silent, and each attempt to connect ends after 50 ms."""
+    async with network(server) as net:
+        net.freeze()
+        for milliseconds in range(0, 120, 3):
+            async with asyncio.timeout(10), open_bus(net, timeout=0.05):
+                await asyncio.sleep(milliseconds / 1000)
+
+
 async def test_command_on_closed_bus_fails(server: Server) -> None:
     async with network(server) as net:
         async with open_bus(net) as bus:
