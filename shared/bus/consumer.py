@@ -223,7 +223,7 @@ class Consumer:
             self._start(await self._claims.lost_in_flight(stream, self.slots))
 
     async def _reclaim(self) -> None:
-        """Start reclaimed entries, as far as slots are free. A heartbeat finds again what is left for want of slots."""
+        """Start reclaimed entries, as far as slots are free. A later heartbeat finds the others."""
         reclaimable, self._claims.reclaimable = self._claims.reclaimable, set()
         for stream in reclaimable:
             limit, free = self.slots.free_of(stream), self.slots.free()

@@ -138,7 +138,7 @@ class _Subscription(Connection):
                 self._subscriber.on_message(stream.decode(), message)
             case [b"ssubscribe", stream, _]:
                 self.confirmed.add(stream.decode())
-                # The entries before this moment were published to nobody here.
+                # This connection received no notification of earlier entries.
                 self._subscriber.wake(stream.decode())
             case [b"sunsubscribe", stream, _]:
                 # A node also says this of its own accord when it gives the bus to another node.

@@ -3,7 +3,7 @@
 -- entry's words. Record and entry get the deadline by this clock: who accepts may not have heard that it was set.
 -- Returns the id, how many queries the group has not finished (-1: Redis has lost count), and the record's times; or the
 -- id of the earlier query with that once-key and its record; or nothing: there are too many of the session.
--- An empty lane gives its turn with the place, and the entry says so: whoever reads it need not ask.
+-- A query accepted into an empty session queue may start at once. Its entry says so, and the reader need not check.
 local function unfinished(stream, group)
   for _, row in ipairs(redis.pcall('XINFO', 'GROUPS', stream)) do
     local g = {}
@@ -19,7 +19,7 @@ local size = {}
 for i = 4, #KEYS do size[i] = redis.call('ZCARD', KEYS[i]) end
 local most = tonumber(ARGV[1])
 if KEYS[5] and size[5] >= most then
-  -- what was never left is older than what is not finished
+  -- Finished queries that were never removed are the oldest: remove them from the front.
   for _, member in ipairs(redis.call('ZRANGE', KEYS[5], 0, 9)) do
     if finished(KEYS[1], ARGV[3], member) then redis.call('ZREM', KEYS[5], member) end
   end

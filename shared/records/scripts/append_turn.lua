@@ -3,6 +3,6 @@
 if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[3]), ARGV[1]) then return end
 if add_turn(KEYS[2], ARGV[1], ARGV[2]) > 0 and ARGV[4] == '1' then
   redis.call('HSET', KEYS[1], 'updated', ARGV[3])
-  -- what was said last is shown, until its user chooses
+  -- The newest turn is shown until the user chooses another one.
   redis.call('HDEL', KEYS[1], 'tip')
 end

@@ -1,4 +1,4 @@
--- Adds what is not there. KEYS: session, turns of each respondent, steps.
+-- Add the turns and steps that the session does not have. KEYS: session, turns of each respondent, steps.
 -- ARGV: user, title, created, updated, whether it is pinned, its settings or nothing, the chosen turn or nothing, then a
 -- number of fields of steps, so many names and values, per respondent a number of turns, and so many ids and turns.
 -- Returns -1 when the session is another user's, else the number of turns that were added.

@@ -4,7 +4,7 @@
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
 local number = tonumber(ARGV[1])
 local reach = redis.call('HGET', KEYS[2], 'until')
--- of what is shown; whoever comes late, or with what nobody sees, changes nothing of what was chosen since
+-- Only a change of a turn that the user sees resets the choice of a version.
 local function changed(id)
   redis.call('HDEL', KEYS[1], 'tip')
   if reach and deleted(reach, id) then redis.call('DEL', KEYS[2]) end

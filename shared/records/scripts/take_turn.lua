@@ -16,7 +16,7 @@ while not mine do
     redis.call('HDEL', KEYS[2], first)
   end
 end
--- whoever runs stays first, also when an earlier query is read later
+-- The running query stays first, also when a replica reads an earlier query later.
 redis.call('ZADD', KEYS[1], -1, ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
 return ''

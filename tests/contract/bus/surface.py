@@ -287,7 +287,7 @@ class Replica:
         await self._consumer.add(streams)
 
     def begin_stop(self) -> None:
-        """Stop as on SIGTERM: finish, or release what is not finished within `drain` seconds."""
+        """Stop as on SIGTERM: release the entries that are not finished within `drain` seconds."""
         self._stop.set()
 
     async def stop(self) -> None:

@@ -20,7 +20,7 @@ const words = (count: number, spent: number): Totals => ({ ...UP, local2_first_w
 
 test.each<[string, Totals | null, Totals, number, Key, number | null]>([
   ["a counter is a rate a minute", { local2_queries_accepted_total: 2 }, { local2_queries_accepted_total: 5 }, 30, "questions", 6],
-  ["a counter that nobody has counted with yet is 0", {}, {}, 60, "questions", 0],
+  ["a missing counter is 0", {}, {}, 60, "questions", 0],
   ["the first moment has no rate", null, { local2_http_requests_total: 9 }, 0, "requests", null],
   ["a restarted gateway counts anew", { local2_http_requests_total: 90 }, { local2_http_requests_total: 5 }, 60, "requests", 5],
   ["a clock that is set back divides by nothing", {}, { local2_http_requests_total: 5 }, -40, "requests", null],
