@@ -1,26 +1,27 @@
 """What all adapters share: a backend's wire turned into a chat model.
 
-A wire sends one request and yields raw events. Here, once for all backends: fall-backs for models without tools or
-thinking, the markers of templates, references in the schemas of tools, the cleaner, blank lines before an answer, ids
-for calls that have none, time-outs of a silent stream, and empty answers.
+A wire sends one request and yields raw events. Here, once for all backends: the attempts of a call
+(`shared.llm.attempts`), the markers of templates, references in the schemas of tools, the cleaner, blank lines before
+an answer, ids for calls that have none, and time-outs of a silent stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from shared.contracts import TOOL_ALIASES
+from shared.llm.attempts import ABILITIES, Ability, Attempt, EndlessRepetition, Failure, next_attempt
 from shared.llm.clean import Cleaner, Piece, asks_for_code, thought_calls
 from shared.llm.discovery import Discovered, tokens_of
-from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
 from shared.llm.loops import LoopWatch, asks_to_repeat
 from shared.llm.markers import all_broken, without_markers
 from shared.llm.observed import observed
@@ -54,16 +55,10 @@ HELD_SECONDS = 30.0
 BEHIND = 1.0
 # Of thoughts, how much of the end is looked through for a call.
 _THOUGHTS_READ = 8_000
-# Extra tokens for a model whose thinking cannot be switched off: its thoughts count within the limit of the answer.
-_ROOM_FOR_THOUGHTS = 4_096
 # What a call's id may take, in characters: it goes back to the model server with each later request.
 _LONGEST_ID = 256
 _BLANK_LINES = re.compile(r"(?:[^\S\n]*\n)+")
 _LOOPS = "the model repeated itself without end and was stopped; ask in other words, or take another model"
-
-# Names of the option that limits an answer.
-_LIMITS = ("num_predict", "max_tokens", "max_completion_tokens")
-Ability = Literal["tools", "thinking"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,65 +183,61 @@ class WiredChatModel:
         return {**tool, "function": {**function, "parameters": parameters}} if "parameters" in function else tool
 
     async def _stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        noticed: set[Ability] = set()
-        retried = silenced = False
+        attempt = Attempt(request, self._lacked_by(request.model))
+        noticed: set[Notice] = set()
         while True:
-            wish = not self._lacks(request.model, "thinking")
-            asked = self._possible(replace(request, think=False) if silenced else request, wish)
-            if request.tools and not asked.tools and "tools" not in noticed:
-                noticed.add("tools")
-                yield Notice("tools_unsupported")
-            if request.think and not wish and "thinking" not in noticed:
-                noticed.add("thinking")
-                yield Notice("thinking_unsupported")
-            answer = _Answer(request, think=asked.think)
+            for notice in attempt.notices:
+                if notice not in noticed:
+                    noticed.add(notice)
+                    yield notice
+            shown = False
             try:
-                async with aclosing(self._watched(asked, wish)) as events:
-                    async for event in events:
-                        for delta in answer.take(event):
-                            yield delta
-                        if answer.looping:
-                            break
-            except ToolsUnsupported:
-                if answer.started or not asked.tools:
-                    raise
-                self._lacking[request.model, "tools"] = time.monotonic()
-                continue
-            except ThinkingUnsupported:
-                if answer.started or not wish:
-                    raise
-                self._lacking[request.model, "thinking"] = time.monotonic()
-                continue
-            except ContextOverflow as exc:
-                if exc.window is not None:
-                    self._discovered.learn(request.model, exc.window)
-                raise
-            except ModelError as exc:
-                if answer.started and type(exc) is ModelError:
-                    # it had begun well: a backend that crashed and is back answers the same request
-                    raise StreamInterrupted(str(exc)) from exc
-                raise
-            if answer.looping:
-                for delta in answer.stopped():
-                    yield delta
-                if answer.said_something:
-                    return
-                # it went round in its thoughts: without them it may come to an answer
-                if silenced or not asked.think:
-                    raise ModelError(_LOOPS)
-                silenced = True
-                continue
-            finish = answer.finish
-            if finish is None:
-                raise StreamInterrupted("the model's answer broke off before its end")
-            if answer.said_something:
-                yield finish
+                async with aclosing(self._deltas(attempt)) as deltas:
+                    async for delta in deltas:
+                        shown = True
+                        yield delta
                 return
-            if finish.reason == "length":
-                raise ModelError("the length limit was reached before the answer began; allow more tokens")
-            if retried:
-                raise EmptyAnswer(f"the model {request.model} gave an empty answer twice")
-            retried = True
+            except ModelError as error:
+                following = next_attempt(attempt, Failure(error, shown))
+                if following is None:
+                    raise
+            now = time.monotonic()
+            self._lacking |= {(request.model, ability): now for ability in following.lacks - attempt.lacks}
+            attempt = following
+
+    async def _deltas(self, attempt: Attempt) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of one attempt. Raises ModelError."""
+        sent = attempt.request
+        answer = _Answer(attempt.asked, think=sent.think)
+        try:
+            async with aclosing(self._watched(sent, attempt.thinking_options)) as events:
+                async for event in events:
+                    for delta in answer.take(event):
+                        yield delta
+                    if answer.looping:
+                        break
+        except ContextOverflow as exc:
+            if exc.window is not None:
+                self._discovered.learn(sent.model, exc.window)
+            raise
+        except ModelError as exc:
+            if answer.started and type(exc) is ModelError:
+                # The request is good: a backend that restarts after a crash can answer it.
+                raise StreamInterrupted(str(exc)) from exc
+            raise
+        if answer.looping:
+            for delta in answer.stopped():
+                yield delta
+            if not answer.said_something:
+                raise EndlessRepetition(_LOOPS)
+        elif answer.finish is None:
+            raise StreamInterrupted("the model's answer broke off before its end")
+        elif answer.said_something:
+            yield answer.finish
+        elif answer.finish.reason == "length":
+            raise ModelError("the length limit was reached before the answer began; allow more tokens")
+        else:
+            raise EmptyAnswer(f"the model {sent.model} gave an empty answer twice")
 
     async def facts(self, model: str) -> ModelFacts:
         return await self._discovered.facts(model)
@@ -265,19 +256,10 @@ class WiredChatModel:
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    def _possible(self, request: ChatRequest, wish: bool) -> ChatRequest:
-        """Return the request without options that the model cannot serve. wish: whether to ask for thinking options."""
-        if self._lacks(request.model, "tools"):
-            request = replace(request, tools=())
-        if not wish and not request.think and (length := request.length) is not None:
-            # Gemini's larger models and OpenAI's may think all the same.
-            options = {name: value for name, value in request.options.items() if name not in _LIMITS}
-            request = replace(request, options=options, max_tokens=length + _ROOM_FOR_THOUGHTS)
-        return request
-
-    def _lacks(self, model: str, ability: Ability) -> bool:
-        since = self._lacking.get((model, ability))
-        return since is not None and time.monotonic() - since < _REMEMBERED
+    def _lacked_by(self, model: str) -> frozenset[Ability]:
+        """Return the abilities that the model was found to lack in the last minutes."""
+        since = time.monotonic() - _REMEMBERED
+        return frozenset(ability for ability in ABILITIES if self._lacking.get((model, ability), -math.inf) > since)
 
     async def _watched(self, request: ChatRequest, wish: bool) -> AsyncGenerator[WireEvent, None]:
         """The wire's events, as long as they keep coming."""
