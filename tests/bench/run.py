@@ -36,7 +36,7 @@ PARTS = ("roundtrip", "memory", "streams", "recall", "users", "knowledge")
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="one round, under a minute (for CI)")
+    parser.add_argument("--short", action="store_true", help="one round with small stores (for CI)")
     parser.add_argument("--only", action="append", choices=PARTS, help="a part of it; may be repeated")
     parser.add_argument("--bus", default=roundtrip.LOCAL2, metavar="MODULE:CLASS", help="the bus to measure")
     parser.add_argument("--rounds", type=int, help="how often everything is measured (default 5; --short: 1)")
