@@ -3,7 +3,7 @@
 import pytest
 
 from shared.bus import Bus
-from shared.contracts import ANSWER_DIALOG, QUERY_CANCEL, TOOL_RESULT, Outgoing, QueryCancel
+from shared.contracts import ANSWER_DIALOG, DEAD_LETTER, QUERY_CANCEL, TOOL_RESULT, DeadLetter, Outgoing, QueryCancel
 from shared.envelope import Envelope
 from shared.participant.inbox import inbox_bound
 
@@ -38,6 +38,10 @@ def test_a_message_that_is_published_once_cuts_like_any_other() -> None:
     bus = Bus("redis://localhost:1", "generator/1")
     commands = [bus.publishing(QUERY_CANCEL.of(QueryCancel(query_id="q"), once=f"q{number}")) for number in range(2)]
     assert [command[6:9] == ("MAXLEN", "~", QUERY_CANCEL.keep) for command in commands] == [True, False]
+    # so dead letters are bounded, too
+    letter = DeadLetter(stream="s", group="g", entry_id="1-1", deliveries=5, reason="why", fields={})
+    command = bus.publishing(DEAD_LETTER.of(letter, once="s:g:1-1"))
+    assert command[6:9] == ("MAXLEN", "~", DEAD_LETTER.keep)
     assert bus.publishing(Outgoing(Envelope(ANSWER_DIALOG.name, b"{}")))[2] == "MAXLEN"
 
 
