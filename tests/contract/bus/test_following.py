@@ -181,6 +181,10 @@ async def test_follower_of_flushed_server_gets_new_entries(kind: Kind, server: S
         waiting = asyncio.create_task(feeding.follow(key(2)).next())
         await JournalWriter.claim(bus, key(2), {}, 600)
         assert [entry_id for entry_id, _ in await waiting] == ["1-1"]
+        # the one that followed before gets what is written behind its last entry
+        waiting = asyncio.create_task(follower.next())
+        await call(bus, "XADD", key(1), "2-1", "type", "answer", "time", 1, "data", "{}")
+        assert [entry_id for entry_id, _ in await waiting] == ["2-1"]
 
 
 @BOTH
