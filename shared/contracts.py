@@ -22,6 +22,8 @@ from shared.key_prefix import PREFIX
 
 MCP = "mcp"  # the participant that serves the tools of MCP servers
 MAX_QUERY_CHARS = 400_000
+# Bytes of a file over HTTP, and of a request with images.
+MAX_FILE_BODY = 32 * 1024**2
 # The text that the model reads for a message of files alone; clients get an empty text.
 FILES_ALONE = "(The user sent the attached files without a question.)"
 

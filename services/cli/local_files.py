@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from services.cli.api import Api
+from shared.contracts import MAX_FILE_BODY
 from shared.errors import Local2Error
 
 
@@ -41,13 +42,20 @@ _SECONDS = 300.0
 
 
 class UnreadableFile(Local2Error):
-    """A file on this machine cannot be read; the text says which, and why."""
+    """A file on this machine cannot be read or sent; the text says which, and why."""
+
+
+def _content(path: Path) -> bytes:
+    # Checked here: a client that still sends its file can lose the gateway's answer.
+    if (size := path.stat().st_size) > MAX_FILE_BODY:
+        raise UnreadableFile(f"{path} has {size:,} bytes, and a file may have at most {MAX_FILE_BODY:,}")
+    return path.read_bytes()
 
 
 async def send(api: Api, path: Path) -> dict[str, Any]:
     """Add a file to the stack and return its record. Raises UnreadableFile, ApiError."""
     try:
-        data = await asyncio.to_thread(path.read_bytes)
+        data = await asyncio.to_thread(_content, path)
     except OSError as exc:
         raise UnreadableFile(f"{path} cannot be read: {exc.strerror or exc}") from exc
     found: dict[str, Any] = await api.call(

@@ -29,14 +29,14 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.gateway.http.body import MAX_BODY, MAX_FILE_BODY
+from services.gateway.http.body import MAX_BODY
 from services.generator.attachments import attached
 from services.generator.service import service as generator
 from services.generator.settings import GeneratorSettings
 from services.memory.documents import Documents
 from services.memory.service import app
 from services.memory.settings import DocumentSettings
-from shared.contracts import MEMORY_READ, RESPONSE_GENERATION
+from shared.contracts import MAX_FILE_BODY, MEMORY_READ, RESPONSE_GENERATION
 from shared.errors import Local2Error
 from shared.participant.files import Files
 from shared.testing.model_server import ScriptedModelServer
@@ -695,6 +695,27 @@ async def test_files_are_added_listed_searched_and_removed_from_the_command_line
     assert "gate.txt" in refused
     assert "save what is in it as PDF or text" in refused
     assert unread.startswith(f"local2: {missing} cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        pytest.param(MAX_FILE_BODY, "more than 2000000 bytes, the most that one may have", id="memory's limit"),
+        pytest.param(
+            MAX_FILE_BODY + 1, "has 33,554,433 bytes, and a file may have at most 33,554,432", id="a request's"
+        ),
+    ],
+)
+async def test_file_over_the_limit_is_refused_with_the_limit(
+    site: Site, local2: Local2, tmp_path: Path, size: int, reason: str
+) -> None:
+    path = tmp_path / "large.txt"
+    with path.open("wb") as file:
+        file.truncate(size)
+    status, _, err = await local2("files", "add", str(path))
+    assert status == 1
+    assert "large.txt" in err
+    assert reason in err
 
 
 # ── backup ───────────────────────────────────────────────────────────────────────────────────────────────────

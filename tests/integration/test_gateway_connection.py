@@ -51,6 +51,7 @@ async def pour(writer: asyncio.StreamWriter, first: bytes, again: bytes, most: i
 
 HEAD = b"GET /sessions HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+DECLARED = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 9")
 
 
 @pytest.mark.parametrize(
@@ -124,12 +125,36 @@ async def test_bodies_in_small_chunks_and_trailers_are_taken(redis_url: str, tmp
         writer.close()
 
 
-@pytest.mark.parametrize("first", [CHUNKED, CHUNKED + b"2\r\n{"])
-async def test_a_body_that_falls_silent_is_refused(site: Site, first: bytes) -> None:
+@pytest.mark.parametrize("first", [CHUNKED, CHUNKED + b"2\r\n{", DECLARED, DECLARED + b"{"])
+async def test_silent_body_is_refused_and_its_connection_closed(site: Site, first: bytes) -> None:
     reader, writer = await connect(site)
     writer.write(first)
     assert refusal(await said(reader)) == (408, "request_timeout")
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n"),
+        DECLARED.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"),
+    ],
+)
+async def test_request_with_two_lengths_is_refused_and_its_connection_closed(site: Site, head: bytes) -> None:
+    reader, writer = await connect(site)
+    writer.write(head + b"0\r\n\r\n" + HEAD + b"\r\n")
+    raw = await said(reader)
+    writer.close()
+    assert refusal(raw) == (400, "invalid_request")
+    # The bytes behind it are never read as a request.
+    assert raw.count(b"HTTP/1.1 ") == 1
+
+
+async def test_client_that_sends_too_much_reads_the_refusal(site: Site) -> None:
+    # httpx reads nothing until it has sent all.
+    answer = await site.http.post("/query", content=b" " * 30_000_000, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert answer.headers["connection"] == "close"
 
 
 async def test_requests_that_come_together_are_answered_in_their_order(site: Site) -> None:

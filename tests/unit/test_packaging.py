@@ -21,8 +21,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from services.gateway.http.body import MAX_FILE_BODY
-from shared.contracts import SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+from shared.contracts import MAX_FILE_BODY, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
 from shared.records.journal import EntryType
 
 ROOT = Path(__file__).parents[2]

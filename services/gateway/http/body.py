@@ -13,10 +13,9 @@ from starlette.requests import ClientDisconnect
 
 from services.gateway.http.errors import ApiError
 from services.gateway.http.request_guard import declared_length
+from shared.contracts import MAX_FILE_BODY
 
 MAX_BODY = 4 * 1024**2
-# Of a file, and of a request with images in it.
-MAX_FILE_BODY = 32 * 1024**2
 # JSON values of a body, at most. Parsing ten million would block the event loop for seconds. A comma inside a text
 # counts as a value: no model reads a text with so many.
 MOST_VALUES = 1_000_000

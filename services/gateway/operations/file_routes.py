@@ -12,13 +12,14 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.http.auth import UserDep
-from services.gateway.http.body import MAX_FILE_BODY, bounded
+from services.gateway.http.body import bounded
 from services.gateway.http.errors import not_found
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.participant_rpc import memory_files
 from services.gateway.http.schemas import spec
 from services.gateway.queries.file_shapes import FileList, FileRemoved, Passages, StoredFile
+from shared.contracts import MAX_FILE_BODY
 
 router = APIRouter(tags=["files"])
 
