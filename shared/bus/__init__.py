@@ -1,5 +1,14 @@
 """Redis Streams with consumer groups: the only thing that participants share."""
 
+import sys
+
+if "opentelemetry.sdk.metrics" not in sys.modules:
+    # redis-py imports it where it is installed, for metrics of its own that are off: 2 MB in each process.
+    sys.modules["opentelemetry.sdk.metrics"] = None  # type: ignore[assignment]
+    import shared.bus.redis_connection  # noqa: F401
+
+    del sys.modules["opentelemetry.sdk.metrics"]
+
 from shared.bus.connection import Connection
 from shared.bus.consumer import Consumer, Route
 from shared.bus.follow import START, Follower, StreamTailer, next_page

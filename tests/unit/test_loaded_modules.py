@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What only some processes need, or only at some moment: each costs megabytes in every process that loads it. redis-py
-# itself loads psutil and OpenTelemetry's SDK where they are installed.
+# What only some processes need, or only at some moment: each costs megabytes in every process that loads it.
 HEAVY = {
     "rich", "pygments", "click", "jsonschema", "numpy", "prometheus_client", "chromadb", "trafilatura", "google.genai",
-    "ladybug", "neo4j", "grpc", "ollama", "openai", "mcp", "mcp_types",
+    "ladybug", "neo4j", "grpc", "ollama", "openai", "mcp", "mcp_types", "psutil", "opentelemetry.sdk",
 }  # fmt: skip
 NEEDED = {
     "gateway": {"prometheus_client", "click"},
