@@ -105,7 +105,9 @@ class GatewaySettings(Settings):
         description="Open connections above which requests get 503; the limit of open files is raised to fit",
     )
     max_header_bytes: int = Field(
-        default=98_304, ge=8_192, description="Bytes that the URL and the headers of a request may have together"
+        default=98_304,
+        ge=8_192,
+        description="Bytes that the URL and the headers of a request may have together before their end has come",
     )
     keep_alive_seconds: int = Field(
         default=75, ge=1, description="Seconds after which a connection without a further request is closed"
