@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import orjson
 import pydantic.dataclasses
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic_core import to_json
 
 from shared.envelope import Envelope
@@ -24,6 +24,8 @@ MCP = "mcp"  # the participant that serves the tools of MCP servers
 MAX_QUERY_CHARS = 400_000
 # Bytes of a file over HTTP, and of a request with images.
 MAX_FILE_BODY = 32 * 1024**2
+# Characters of the instructions for one conversation.
+MOST_SYSTEM_PROMPT = 20_000
 # The text that the model reads for a message of files alone; clients get an empty text.
 FILES_ALONE = "(The user sent the attached files without a question.)"
 
@@ -31,6 +33,7 @@ RespondentId = Literal["A", "B"]
 Mode = Literal["chat", "committee"]
 Sentiment = Literal["positive", "negative"]
 VotePart = Literal["thumb", "stars"]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Winner = Literal["A", "B", "tie"]
 
 # Bounds of one answer, which no respondent sets itself.
@@ -79,41 +82,64 @@ class ClientTools(Payload):
     parallel: bool = True
 
 
-class QueryReceived(Payload):
+class ClientQuery(Payload):
+    """The fields of a query that have one form from the client's request to the respondents."""
+
+    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
+    mode: Mode = Field(default="chat", description="committee: personas deliberate before the answer")
+    personas: list[Name] | None = Field(default=None, max_length=20, description="Who deliberates, in this order")
+    rounds: int | None = Field(default=None, ge=1, le=10, description="Rounds of deliberation")
+    messages: list[ChatTurnMessage] | None = Field(
+        default=None, description="The history before the query, kept by you; then nothing is stored in a session"
+    )
+    model: Name | None = Field(default=None, description="A model of the backend, for this query only")
+    tools: list[Name] | None = Field(
+        default=None, max_length=100, description="Only these tools are offered to the model; [] for none"
+    )
+    system_prompt: str | None = Field(
+        default=None,
+        max_length=MOST_SYSTEM_PROMPT,
+        description="Instructions for this conversation, behind the operator's; left out: those of the session",
+    )
+    time_zone: str | None = Field(default=None, description="IANA name of the user's zone")
+
+
+class AcceptedQuery(ClientQuery):
+    """The fields of a query that the gateway passes on to the respondents."""
+
+    options: dict[str, Any] | None = None
+    attachments: list[dict[str, Any]] | None = Field(
+        default=None,
+        description="The files of the question, each with its id, and its name, type, size and pages if known",
+    )
+    material: str | None = Field(
+        default=None, description="Text of the client before the question: the model reads it, and it is not stored"
+    )
+    following: list[ChatTurnMessage] | None = Field(
+        default=None,
+        description="Messages after the question in a client's history: tool results, the beginning of the answer",
+    )
+    client_tools: ClientTools | None = None
+    answer_schema: dict[str, Any] | None = Field(default=None, description="A JSON schema that the answer must fit")
+    think: bool | None = None
+    plain: bool = Field(
+        default=False,
+        description="One call of the model, without our tools and system prompt; nothing is remembered or judged",
+    )
+
+
+class QueryReceived(AcceptedQuery):
     """`query_id` is the id of the stream entry itself."""
 
     session_id: str
-    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
     user_id: str
-    mode: Mode = "chat"
-    personas: list[str] | None = None
-    rounds: int | None = Field(default=None, ge=1, le=10)
-    messages: list[ChatTurnMessage] | None = None
-    # the history that the client gives is that of the session, which keeps the turn
-    kept: bool = False
-    # instructions for this conversation, behind the operator's
-    system_prompt: str | None = None
-    # the newest turn of the session that was not accepted after this query is the one before it; null: the newest
-    after: str | None = None
-    # its session was made as it was accepted: nothing was said there before
-    first: bool = False
-    model: str | None = None
-    options: dict[str, Any] | None = None
-    tools: list[str] | None = None
-    # the files of the question: id, and name, type, size and pages where they are known
-    attachments: list[dict[str, Any]] | None = None
-    # what the client put before the question, passages of files for example: the model reads it, and nothing keeps it
-    material: str | None = None
-    # what follows the question in a history of the client's: its tools' results, the beginning of the answer
-    following: list[ChatTurnMessage] | None = None
-    client_tools: ClientTools | None = None
-    # a JSON schema that the answer must fit
-    answer_schema: dict[str, Any] | None = None
-    think: bool | None = None
-    # one call of the model and nothing else: no tools, no system prompt of ours, nothing remembered or judged
-    plain: bool = False
-    # IANA name of the user's zone; empty: the deployment's. The date that the model reads is this zone's
-    time_zone: str = ""
+    kept: bool = Field(default=False, description="The client's history is that of the session, which stores the turn")
+    after: str | None = Field(
+        default=None,
+        description="The previous turn is the newest that was not accepted after this one; null: the newest of all",
+    )
+    first: bool = Field(default=False, description="The session was made with the query: it has no turn yet")
+    time_zone: str = Field(default="", description="IANA name of the user's zone; empty: the deployment's")
 
 
 class ToolFunction(Payload):

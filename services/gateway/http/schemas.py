@@ -20,14 +20,9 @@ from services.gateway.http.errors import CODES
 from services.gateway.http.keys import Role
 from services.gateway.http.session_ids import SESSION_RULE, is_session_id
 from shared import zones
-from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment, VotePart
+from shared.contracts import MAX_QUERY_CHARS, MOST_SYSTEM_PROMPT, ClientQuery, Mode, Name, Sentiment, VotePart
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 TimeZone = Annotated[str, StringConstraints(max_length=zones.LONGEST_NAME), AfterValidator(zones.zone_name)]
-
-
-# Characters of the instructions for one conversation.
-MOST_SYSTEM_PROMPT = 20_000
 
 
 class Body(BaseModel):
@@ -51,11 +46,9 @@ class Options(Body):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
 
 
-class QueryBody(Body):
+class QueryBody(ClientQuery):
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        json_schema_extra={"example": {"query": "What is the capital of France?", "session_id": "geography-1"}},
+        json_schema_extra={"example": {"query": "What is the capital of France?", "session_id": "geography-1"}}
     )
 
     query: str = Field(
@@ -64,28 +57,13 @@ class QueryBody(Body):
     session_id: str | None = Field(
         default=None, description=f"A session of yours, made when it is new: {SESSION_RULE}. Left out: a fresh one"
     )
-    mode: Mode = Field(default="chat", description="committee: personas deliberate before the answer")
-    personas: list[Name] | None = Field(default=None, max_length=20, description="Who deliberates, in this order")
-    rounds: int | None = Field(default=None, ge=1, le=10, description="Rounds of deliberation")
-    messages: list[ChatTurnMessage] | None = Field(
-        default=None, description="The history before the query, kept by you; then nothing is stored in a session"
-    )
     attachments: list[Name] | None = Field(
         default=None,
         max_length=16,
         description="Ids of your files that belong to the question. Left out, with `instead_of`: those of the query "
         "whose place it takes; [] for none",
     )
-    model: Name | None = Field(default=None, description="A model of the backend, for this query only")
     options: Options | None = None
-    tools: list[Name] | None = Field(
-        default=None, max_length=100, description="Only these tools are offered to the model; [] for none"
-    )
-    system_prompt: str | None = Field(
-        default=None,
-        max_length=MOST_SYSTEM_PROMPT,
-        description="Instructions for this conversation, behind the operator's; left out: those of the session",
-    )
     instead_of: str | None = Field(
         default=None,
         max_length=64,

@@ -37,19 +37,19 @@ async def placed(gateway: Gateway, user: Principal, ask: Ask, behind: str | None
             name = ask.chat if is_session_id(ask.chat) else f"chat-{digest(ask.chat)[:40]}"
             if ask.plain:
                 info = await own_session(gateway, user, name)
-                return replace(ask, about=info.session_id if info else None)
+                return ask.model_copy(update={"about": info.session_id if info else None})
             found: str | None = await open_session(gateway, user, name, title_of(ask.query, ask.attachments))
         elif behind is not None:
-            return replace(ask, kept=await _ending(gateway, user, behind, sent))
+            return ask.model_copy(update={"kept": await _ending(gateway, user, behind, sent)})
         elif sent:
             found = await _of(gateway, user, sent)
         else:
             # of a name that nobody has yet; it is made with its first turn
-            return replace(ask, kept="")
+            return ask.model_copy(update={"kept": ""})
         if found is None:
             return ask
         await _bring(gateway, user, found, sent, queries_of([*ask.messages, *(ask.following or ())]))
-    return replace(ask, kept=found)
+    return ask.model_copy(update={"kept": found})
 
 
 async def _of(gateway: Gateway, user: Principal, sent: Sequence[Said]) -> str | None:

@@ -232,7 +232,8 @@ async def create_chat_completion(
     size = len(await request.body())
     body = await in_chat(gateway, origin.principal.user_id, body, size)
     reading = partial(asked, body, await _models(gateway), client.task)
-    ask = replace(await _asked(reading, size, body.tools, body.functions, body.response_format), chat=chat)
+    read = await _asked(reading, size, body.tools, body.functions, body.response_format)
+    ask = read.model_copy(update={"chat": chat})
     record = await _taken(gateway, orphans, origin, ask)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
@@ -288,9 +289,9 @@ async def create_response(
     body = await in_response(gateway, origin.principal.user_id, body, size)
     items, behind = await _conversation(gateway, origin.principal, body)
     reading = partial(asked_of_items, body, items, await _models(gateway), client.task)
-    ask = replace(await _asked(reading, size, body.tools, body.text), chat=chat)
+    ask = (await _asked(reading, size, body.tools, body.text)).model_copy(update={"chat": chat})
     kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
-    ask = replace(ask, given=orjson.dumps(kept).decode())
+    ask = ask.model_copy(update={"given": orjson.dumps(kept).decode()})
     record = await _taken(gateway, orphans, origin, ask, behind)
     left = partial(orphans.leave, record, ask.model)
     if body.stream:

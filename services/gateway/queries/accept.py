@@ -6,7 +6,7 @@ import os
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -20,7 +20,7 @@ from services.gateway.queries.deletion import STEP
 from services.gateway.queries.records import QueryRecord, load, open_session, opened
 from services.gateway.queries.versions import branch_point, files_of_query, supersede
 from shared.bus.keys import once_key
-from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived, persona_key
+from shared.contracts import QUERY_RECEIVED, AcceptedQuery, QueryReceived, persona_key
 from shared.records import lanes
 from shared.records.sessions import title_of
 from shared.telemetry import tracing
@@ -32,52 +32,34 @@ ONCE = (
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
-_LATER = frozenset({
-    "attachments", "material", "following", "client_tools", "answer_schema", "think", "plain", "chat", "instead_of",
-    "system_prompt", "time_zone",
+# Fields of every canonical request. Another field is in it only if it is set: then a request without the field stays
+# the same when an update adds the field.
+_ALWAYS_CANONICAL = frozenset({
+    "query", "session_id", "mode", "personas", "rounds", "messages", "options", "tools", "deadline_seconds",
 })  # fmt: skip
+# A repeated request may get another model or another session, and `given` has a rule of its own.
+_NOT_CANONICAL = frozenset({"model", "given", "kept", "about"})
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A validated query. `messages`: the client's own history; then there is no lane, and nothing is stored.
+class Ask(AcceptedQuery):
+    """A validated query. messages: the client's own history; the query is then in no lane, and nothing is stored.
 
-    attachments: files, each with its id, and its name, type, size and pages where these are known.
-    chat: what the client calls the conversation. kept: the session that keeps the turn although the client has the
-    history; empty: a fresh one.
-    about: the session that it is a chore of, and goes with.
-    instead_of: the query of the session whose place it takes. system_prompt: instructions for this conversation, behind
-    the operator's.
-    time_zone: IANA name of the user's zone; None: that of the user's key, else the deployment's.
-    material: what the client put before the user's words, for the model alone. given: what is to be kept of the request
-    beside the query.
+    given: what the route stores of the request beside the query.
+    chat: the client's name for the conversation.
+    kept: the session that stores the turn although the client has the history; empty: a new session.
+    about: the session that a chore belongs to, and is deleted with.
+    instead_of: the query of the session that this one replaces.
+    time_zone: None: the zone of the user's key, else the deployment's.
     """
 
-    query: str
     session_id: str | None = None
-    mode: Mode = "chat"
-    personas: list[str] | None = None
-    rounds: int | None = None
-    messages: list[ChatTurnMessage] | None = None
-    model: str | None = None
-    options: dict[str, Any] | None = None
-    tools: list[str] | None = None
     deadline_seconds: float | None = None
-    material: str | None = None
-    attachments: list[dict[str, Any]] | None = None
-    following: list[ChatTurnMessage] | None = None
-    client_tools: ClientTools | None = None
-    answer_schema: dict[str, Any] | None = None
-    think: bool | None = None
-    plain: bool = False
     given: str = ""
     chat: str | None = None
     kept: str | None = None
     about: str | None = None
     instead_of: str | None = None
-    system_prompt: str | None = None
-    time_zone: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -86,9 +68,10 @@ class Ask:
 
     def canonical(self) -> bytes:
         """Return the JSON that identifies a repeated request, without the model: a repeat may have another one."""
-        # what was not always there changes nothing of a request without it: one may be repeated during an update
         said = {
-            name: value for name in _SAID if (value := getattr(self, name)) not in (None, False) or name not in _LATER
+            name: value
+            for name, value in self
+            if name not in _NOT_CANONICAL and (name in _ALWAYS_CANONICAL or value not in (None, False))
         }
         said["messages"] = said["messages"] or []
         if self.attachments:
@@ -102,9 +85,6 @@ class Ask:
     def digest(self) -> str:
         """Return the digest of the canonical request."""
         return digest(self.canonical().decode())
-
-
-_SAID = [item.name for item in fields(Ask) if item.name not in ("model", "given", "kept", "about")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +154,12 @@ async def _asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryReco
 def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
     """The query as its chat is set; what it says itself stays."""
     options = {**({} if settings.temperature is None else {"temperature": settings.temperature}), **(ask.options or {})}
-    return replace(
-        ask,
-        model=ask.model or settings.model,
-        options=options or None,
-        system_prompt=settings.system_prompt if ask.system_prompt is None else ask.system_prompt,
+    return ask.model_copy(
+        update={
+            "model": ask.model or settings.model,
+            "options": options or None,
+            "system_prompt": settings.system_prompt if ask.system_prompt is None else ask.system_prompt,
+        }
     )
 
 
@@ -240,7 +221,8 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
         if ask.instead_of is not None:
             after = await branch_point(gateway, session_id, user, ask.instead_of)
             if ask.attachments is None and known is not None:
-                ask = replace(ask, attachments=await files_of_query(gateway, known, ask.instead_of))
+                files = await files_of_query(gateway, known, ask.instead_of)
+                ask = ask.model_copy(update={"attachments": files})
         elif known is not None:
             after = known.tip
         if known is not None:
@@ -255,29 +237,18 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
             session_id = await open_session(gateway, origin.principal, session_id, title)
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
     record = QueryRecord("", user, session_id, ask.query, ask.mode, asked, ask.given, after)
+    fields: dict[str, Any] = {
+        **{name: getattr(ask, name) for name in AcceptedQuery.model_fields},
+        "attachments": ask.attachments or None,
+        "time_zone": ask.time_zone or origin.principal.time_zone or settings.zone,
+    }
     payload = QueryReceived(
+        **fields,
         session_id=session_id,
-        query=ask.query,
         user_id=user,
-        mode=ask.mode,
-        personas=ask.personas,
-        rounds=ask.rounds,
-        messages=ask.messages,
         kept=ask.kept is not None,
         after=after or None,
         first=random and ask.messages is None,
-        system_prompt=ask.system_prompt,
-        model=ask.model,
-        options=ask.options,
-        tools=ask.tools,
-        material=ask.material,
-        attachments=ask.attachments or None,
-        following=ask.following,
-        client_tools=ask.client_tools,
-        answer_schema=ask.answer_schema,
-        think=ask.think,
-        plain=ask.plain,
-        time_zone=ask.time_zone or origin.principal.time_zone or settings.zone,
     )
     headers = {"session_id": session_id, "user_id": user, "traceparent": origin.trace}
     # A client's key outlives its deleted query: a repeat is refused. Every other key is deleted with the record.
@@ -285,7 +256,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
     found = await lanes.accept(
         gateway.bus,
         QUERY_RECEIVED.of(payload, once=once, **headers),
-        record.kept() | ({} if kept_key else {"once": once}),
+        record.stored() | ({} if kept_key else {"once": once}),
         left=seconds,
         seconds=int(seconds) + max(settings.retention, _ONCE_AT_LEAST),
         session_id=session_id if ask.messages is None or ask.kept is not None else ask.about,

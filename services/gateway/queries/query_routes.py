@@ -91,24 +91,13 @@ async def ask(
     follow: Annotated[bool, Query(description="Events go on after the answer until the critique")] = False,
     accepts: Annotated[str, Header(alias="accept", include_in_schema=False)] = "",
 ) -> Response:
-    options = body.options.model_dump(exclude_none=True) if body.options else None
-    asked = Ask(
-        query=body.query if body.query.strip() else FILES_ALONE,
-        session_id=body.session_id,
-        mode=body.mode,
-        personas=body.personas,
-        rounds=body.rounds,
-        messages=body.messages,
-        model=body.model,
-        options=options,
-        tools=body.tools,
-        attachments=await known_files(gateway, user.user_id, body.attachments),
-        deadline_seconds=body.deadline_seconds,
-        instead_of=body.instead_of,
-        system_prompt=body.system_prompt,
-        time_zone=body.time_zone,
-    )
-    record = await accept(gateway, origin, asked)
+    given: dict[str, Any] = {
+        **dict(body),
+        "query": body.query if body.query.strip() else FILES_ALONE,
+        "options": body.options.model_dump(exclude_none=True) if body.options else None,
+        "attachments": await known_files(gateway, user.user_id, body.attachments),
+    }
+    record = await accept(gateway, origin, Ask(**given))
     if not wait:
         accepted = {"query_id": record.query_id, "session_id": record.session_id, "state": "queued"}
         return reply(accepted, 202, {"Location": f"/queries/{record.query_id}", **_ids(record)})

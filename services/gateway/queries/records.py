@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 from services.gateway.http.errors import ApiError, not_found
 from services.gateway.http.gateway import Gateway
@@ -32,42 +33,30 @@ class QueryRecord:
     """
 
     query_id: str
-    user_id: str
-    session_id: str
-    query: str
-    mode: str
-    asked: str
+    user_id: str = ""
+    session_id: str = ""
+    query: str = ""
+    mode: str = "chat"
+    asked: str = ""
     given: str = ""
     after: str = ""
     accepted: int = 0
     deadline: int = 0
 
-    def kept(self) -> dict[str, str]:
-        """All of it but the id, under which it is kept, and the times."""
-        return {
-            "user_id": self.user_id,
-            "session_id": self.session_id,
-            "query": self.query,
-            "mode": self.mode,
-            "asked": self.asked,
-            **({"given": self.given} if self.given else {}),
-            **({"after": self.after} if self.after else {}),
-        }
+    def stored(self) -> dict[str, str]:
+        """Return the fields of the record's hash; the bus adds the times."""
+        return {name: value for name in _STORED if (value := getattr(self, name))}
 
-    @staticmethod
-    def parse(query_id: str, values: Mapping[str, str]) -> QueryRecord:
-        return QueryRecord(
-            query_id=query_id,
-            user_id=values.get("user_id", ""),
-            session_id=values.get("session_id", ""),
-            query=values.get("query", ""),
-            mode=values.get("mode", "chat"),
-            accepted=number(values, "accepted"),
-            deadline=number(values, "deadline"),
-            asked=values.get("asked", ""),
-            given=values.get("given", ""),
-            after=values.get("after", ""),
-        )
+    @classmethod
+    def parse(cls, query_id: str, values: Mapping[str, str]) -> Self:
+        """Return the record of a hash, with defaults for missing and unreadable fields."""
+        found: dict[str, Any] = {name: values[name] for name in _STORED if name in values}
+        found |= {name: number(values, name) for name in _TIMES}
+        return cls(query_id, **found)
+
+
+_TIMES = ("accepted", "deadline")
+_STORED = tuple(one.name for one in fields(QueryRecord) if one.name not in ("query_id", *_TIMES))
 
 
 async def load(gateway: Gateway, query_id: str) -> QueryRecord | None:

@@ -93,7 +93,7 @@ async def test_a_deadline_is_by_the_clock_of_the_bus_also_where_nobody_has_heard
     gateway: Gateway, hours: int
 ) -> None:
     gateway.bus._clock._offset += hours * 3_600
-    record = await accept(gateway, Origin(ANN), Ask("one", deadline_seconds=20.5))
+    record = await accept(gateway, Origin(ANN), Ask(query="one", deadline_seconds=20.5))
     seconds, micros = await gateway.bus.link.call("TIME")
     now = int(seconds) * 1000 + int(micros) // 1000
     assert now - 10_000 < record.accepted <= now
@@ -108,7 +108,7 @@ async def test_a_record_is_kept_for_its_deadline_and_the_retention_or_as_long_as
     gateway: Gateway, retention: int, kept: int
 ) -> None:
     with_settings(gateway, retention=retention)
-    record = await accept(gateway, Origin(ANN, "k"), Ask("one", deadline_seconds=20.9))
+    record = await accept(gateway, Origin(ANN, "k"), Ask(query="one", deadline_seconds=20.9))
     for key in (record_key(record.query_id), once_key(QUERY_RECEIVED.stream, Origin(ANN, "k").once)):
         assert kept - 15 < await gateway.bus.link.call("TTL", key) <= kept
 
@@ -117,23 +117,23 @@ async def test_a_record_is_kept_for_its_deadline_and_the_retention_or_as_long_as
 async def test_a_client_shortens_the_time_for_its_answer_and_does_not_lengthen_it(
     gateway: Gateway, wanted: float | None, given: float
 ) -> None:
-    record = await accept(gateway, Origin(ANN), Ask("one", deadline_seconds=wanted))
+    record = await accept(gateway, Origin(ANN), Ask(query="one", deadline_seconds=wanted))
     assert record.deadline - record.accepted == given * 1000
 
 
 async def test_the_shadow_takes_its_place_where_it_is_there(gateway: Gateway) -> None:
     await live(gateway, "respondent-b")
-    record = await accept(gateway, Origin(ANN), Ask("one", "s"))
+    record = await accept(gateway, Origin(ANN), Ask(query="one", session_id="s"))
     assert await lane(gateway.bus, "s") == {"A": [record.query_id], "B": [record.query_id]}
 
 
 async def test_only_of_a_session_that_is_made_with_it_a_query_says_that_it_is_the_first(gateway: Gateway) -> None:
-    fresh = await accept(gateway, Origin(ANN), Ask("one"))
-    await accept(gateway, Origin(ANN), Ask("two", fresh.session_id))
+    fresh = await accept(gateway, Origin(ANN), Ask(query="one"))
+    await accept(gateway, Origin(ANN), Ask(query="two", session_id=fresh.session_id))
     # somebody may know the names of these already
-    await accept(gateway, Origin(ANN, "k"), Ask("three"))
-    await accept(gateway, Origin(ANN), Ask("four", "s"))
-    await accept(gateway, Origin(ANN), Ask("five", messages=HISTORY))
+    await accept(gateway, Origin(ANN, "k"), Ask(query="three"))
+    await accept(gateway, Origin(ANN), Ask(query="four", session_id="s"))
+    await accept(gateway, Origin(ANN), Ask(query="five", messages=HISTORY))
     assert [payload.first for _, payload in await entries(gateway.bus)] == [True, False, False, False, False]
     info = await gateway.sessions.info(fresh.session_id)
     assert info is not None
@@ -143,7 +143,7 @@ async def test_only_of_a_session_that_is_made_with_it_a_query_says_that_it_is_th
 @pytest.mark.parametrize("key", [None, "k"])
 async def test_whose_history_the_client_keeps_has_no_session(gateway: Gateway, key: str | None) -> None:
     await live(gateway, "respondent-b")
-    record = await accept(gateway, Origin(ANN, key), Ask("one", messages=HISTORY))
+    record = await accept(gateway, Origin(ANN, key), Ask(query="one", messages=HISTORY))
     assert await lane(gateway.bus, record.session_id) == {"A": [], "B": []}
     assert await gateway.bus.link.call("EXISTS", queries_key(record.session_id), session_key(record.session_id)) == 0
     ((envelope, payload),) = await entries(gateway.bus)
@@ -156,7 +156,7 @@ async def test_a_history_of_the_clients_that_is_kept_is_of_a_session_and_waits_f
     gateway: Gateway, kept: str, key: str | None
 ) -> None:
     await live(gateway, "respondent-b")
-    record = await accept(gateway, Origin(ANN, key), Ask("one", messages=HISTORY, kept=kept))
+    record = await accept(gateway, Origin(ANN, key), Ask(query="one", messages=HISTORY, kept=kept))
     if kept:
         assert record.session_id == kept
     # whoever keeps the turn makes it; under a name that can be foretold it is taken at once
@@ -169,7 +169,7 @@ async def test_a_history_of_the_clients_that_is_kept_is_of_a_session_and_waits_f
 
 
 async def test_a_query_without_a_session_makes_one_of_its_own(gateway: Gateway) -> None:
-    one, two = [await accept(gateway, Origin(ANN), Ask(text)) for text in ("one", "two")]
+    one, two = [await accept(gateway, Origin(ANN), Ask(query=text)) for text in ("one", "two")]
     assert one.session_id != two.session_id
     for record in (one, two):
         info = await gateway.sessions.info(record.session_id)
@@ -179,11 +179,11 @@ async def test_a_query_without_a_session_makes_one_of_its_own(gateway: Gateway) 
 
 
 async def test_the_same_key_asks_once_and_another_request_with_it_is_refused(gateway: Gateway) -> None:
-    origin, ask = Origin(ANN, "k"), Ask("one")
+    origin, ask = Origin(ANN, "k"), Ask(query="one")
     assert await asked_before(gateway, origin, ask) is None
     record = await accept(gateway, origin, ask)
     assert await accept(gateway, origin, ask) == await asked_before(gateway, origin, ask) == record
-    for other in (Ask("two"), replace(ask, think=True)):
+    for other in (Ask(query="two"), ask.model_copy(update={"think": True})):
         assert (await refused(gateway, origin, other))[:2] == (409, "idempotency_conflict")
     # the key is its user's, and no key is one of its own
     others = [await accept(gateway, other, ask) for other in (Origin(BOB, "k"), Origin(ANN, "l"), Origin(ANN))]
@@ -191,17 +191,20 @@ async def test_the_same_key_asks_once_and_another_request_with_it_is_refused(gat
 
 
 async def test_the_same_key_at_the_same_moment_asks_once(gateway: Gateway) -> None:
-    one, two = await asyncio.gather(*(accept(gateway, Origin(ANN, "k"), Ask("one", "s")) for _ in range(2)))
+    one, two = await asyncio.gather(
+        *(accept(gateway, Origin(ANN, "k"), Ask(query="one", session_id="s")) for _ in range(2))
+    )
     assert one == two
     assert len(await entries(gateway.bus)) == 1
     both = await asyncio.gather(
-        *(accept(gateway, Origin(ANN, "l"), Ask(words, "s")) for words in ("two", "three")), return_exceptions=True
+        *(accept(gateway, Origin(ANN, "l"), Ask(query=words, session_id="s")) for words in ("two", "three")),
+        return_exceptions=True,
     )
     assert [getattr(one, "code", "accepted") for one in both] == ["accepted", "idempotency_conflict"]
 
 
 async def test_idempotency_key_in_a_chat_with_settings_asks_once(gateway: Gateway) -> None:
-    origin, ask = Origin(ANN, "k"), Ask("one", "s")
+    origin, ask = Origin(ANN, "k"), Ask(query="one", session_id="s")
     await gateway.sessions.open("s", "ann", "one")
     info = await gateway.sessions.info("s")
     assert info is not None
@@ -213,7 +216,7 @@ async def test_idempotency_key_in_a_chat_with_settings_asks_once(gateway: Gatewa
 
 
 async def test_idempotency_key_of_a_deleted_query_is_gone(gateway: Gateway) -> None:
-    origin, ask = Origin(ANN, "k"), Ask("one")
+    origin, ask = Origin(ANN, "k"), Ask(query="one")
     record = await accept(gateway, origin, ask)
     await erase(gateway.bus, [record.query_id])
     assert (await refused(gateway, origin, ask))[:2] == (410, "query_deleted")
@@ -223,7 +226,7 @@ async def test_idempotency_key_of_a_deleted_query_is_gone(gateway: Gateway) -> N
 
 
 async def test_expired_idempotency_key_asks_in_the_same_session(gateway: Gateway) -> None:
-    origin, ask = Origin(ANN, "k"), Ask("one")
+    origin, ask = Origin(ANN, "k"), Ask(query="one")
     expired = once_key(QUERY_RECEIVED.stream, origin.once)
     record = await accept(gateway, origin, ask)
     await gateway.bus.link.call("DEL", record_key(record.query_id), expired)
@@ -245,7 +248,7 @@ async def test_a_question_in_the_place_of_another_stands_behind_the_one_before_t
     await gateway.sessions.open("s", "ann", "title")
     info = await gateway.sessions.info("s")
     assert info is not None
-    asked = Ask("other words", "s", instead_of="2-0")
+    asked = Ask(query="other words", session_id="s", instead_of="2-0")
     records = []
     # repeated after it was broken off, it finishes what it began
     for _ in range(2):
@@ -256,40 +259,43 @@ async def test_a_question_in_the_place_of_another_stands_behind_the_one_before_t
         assert [turn.query_id for turn in await gateway.sessions.every_turn("s")] == ["1-0"]
     assert records[0] == records[1]
     assert records[0].after == "1-9999999999"
-    assert (await refused(gateway, Origin(ANN), replace(asked, instead_of="9-0")))[:2] == (404, "not_found")
+    assert (await refused(gateway, Origin(ANN), asked.model_copy(update={"instead_of": "9-0"})))[:2] == (
+        404,
+        "not_found",
+    )
     assert (await refused(gateway, Origin(BOB), asked))[:2] == (404, "not_found")
 
 
 async def test_personas_that_no_generator_knows_are_refused_by_name(gateway: Gateway) -> None:
     await live(gateway, "generator", personas=["The Skeptic", "Optimist"])
     asked = ["zoe", "the skeptic", "Zeno", "Anna", "zoe"]
-    assert await refused(gateway, Origin(ANN), Ask("one", mode="committee", personas=asked)) == (
+    assert await refused(gateway, Origin(ANN), Ask(query="one", mode="committee", personas=asked)) == (
         400, "unknown_persona", "unknown personas: Anna, Zeno, zoe; there are Optimist, The Skeptic",
     )  # fmt: skip
     assert await entries(gateway.bus) == []
-    await accept(gateway, Origin(ANN), Ask("one", mode="committee", personas=["optimist"]))
-    await accept(gateway, Origin(ANN), Ask("two"))
+    await accept(gateway, Origin(ANN), Ask(query="one", mode="committee", personas=["optimist"]))
+    await accept(gateway, Origin(ANN), Ask(query="two"))
 
 
 @pytest.mark.parametrize("others", [[], ["generator"]])
 async def test_personas_of_generators_that_say_none_are_left_to_them(gateway: Gateway, others: list[str]) -> None:
     await live(gateway, *others)
-    await accept(gateway, Origin(ANN), Ask("one", mode="committee", personas=["Skeptic"]))
+    await accept(gateway, Origin(ANN), Ask(query="one", mode="committee", personas=["Skeptic"]))
 
 
 async def test_too_many_queries_are_refused_of_all_sessions_and_of_one(gateway: Gateway) -> None:
     with_settings(gateway, max_backlog=4, max_session_backlog=2)
     for _ in range(2):
-        await accept(gateway, Origin(ANN), Ask("one", "s"))
+        await accept(gateway, Origin(ANN), Ask(query="one", session_id="s"))
     with pytest.raises(ApiError) as caught:
-        await accept(gateway, Origin(ANN), Ask("one", "s"))
+        await accept(gateway, Origin(ANN), Ask(query="one", session_id="s"))
     assert (caught.value.status_code, caught.value.code, caught.value.headers) == (
         429, "session_busy", {"Retry-After": "2"},
     )  # fmt: skip
     for name in ("t", "u", "v"):
-        await accept(gateway, Origin(ANN), Ask("one", name))
+        await accept(gateway, Origin(ANN), Ask(query="one", session_id=name))
     with pytest.raises(ApiError) as caught:
-        await accept(gateway, Origin(ANN), Ask("one", "w"))
+        await accept(gateway, Origin(ANN), Ask(query="one", session_id="w"))
     assert (caught.value.status_code, caught.value.code, caught.value.headers) == (
         429, "overloaded", {"Retry-After": "5"},
     )  # fmt: skip
@@ -303,8 +309,8 @@ async def test_a_chat_goes_on_from_the_chosen_version_as_it_is_set_and_then_from
     info = await gateway.sessions.info("s")
     assert info is not None
     await gateway.sessions.change(info, tip="5-0", settings={"model": "m:1b", "system_prompt": "Be brief."})
-    first = await accept(gateway, Origin(ANN), Ask("one", "s"))
-    second = await accept(gateway, Origin(ANN), Ask("two", "s"))
+    first = await accept(gateway, Origin(ANN), Ask(query="one", session_id="s"))
+    second = await accept(gateway, Origin(ANN), Ask(query="two", session_id="s"))
     assert [(payload.after, payload.model, payload.system_prompt) for _, payload in await entries(gateway.bus)] == [
         ("5-0", "m:1b", "Be brief."),
         (None, "m:1b", "Be brief."),
@@ -339,6 +345,6 @@ async def test_query_has_its_own_zone_then_the_users(
 ) -> None:
     monkeypatch.setenv("TZ", "Africa/Nairobi")
     with_settings(gateway, time_zone=deployment)
-    await accept(gateway, Origin(principal), Ask("What is new?", time_zone=asked))
+    await accept(gateway, Origin(principal), Ask(query="What is new?", time_zone=asked))
     ((_, payload),) = await entries(gateway.bus)
     assert payload.time_zone == zone

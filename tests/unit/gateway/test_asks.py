@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from shared.contracts import ChatTurnMessage, ClientTools
 from shared.telemetry import tracing
 
 ANN = Principal("ann", "user")
-PLAIN = Ask("What is new?")
+PLAIN = Ask(query="What is new?")
 # Another value for everything that a request may say.
 OTHER: dict[str, Any] = {
     "query": "What is old?", "session_id": "s", "mode": "committee", "personas": ["Skeptic"], "rounds": 2,
@@ -30,18 +29,22 @@ OTHER: dict[str, Any] = {
 NO_PART: dict[str, Any] = {"model": "other:1b", "kept": "s9", "about": "s9"}
 
 
+def changed(**values: Any) -> Ask:
+    return PLAIN.model_copy(update=values)
+
+
 def test_a_request_that_says_anything_else_is_another_one() -> None:
-    assert OTHER.keys() | NO_PART.keys() == {item.name for item in fields(Ask)}
-    digests = {name: replace(PLAIN, **{name: value}).digest() for name, value in OTHER.items()}
+    assert OTHER.keys() | NO_PART.keys() == Ask.model_fields.keys()
+    digests = {name: changed(**{name: value}).digest() for name, value in OTHER.items()}
     assert len({*digests.values(), PLAIN.digest()}) == len(OTHER) + 1
     for name, value in NO_PART.items():
-        assert replace(PLAIN, **{name: value}).digest() == PLAIN.digest()
-    assert replace(PLAIN, options={"a": 1, "b": 2}).digest() == replace(PLAIN, options={"b": 2, "a": 1}).digest()
-    said = [replace(PLAIN, messages=[ChatTurnMessage(role="user", content=text)]).digest() for text in ("x", "y")]
+        assert changed(**{name: value}).digest() == PLAIN.digest()
+    assert changed(options={"a": 1, "b": 2}).digest() == changed(options={"b": 2, "a": 1}).digest()
+    said = [changed(messages=[ChatTurnMessage(role="user", content=text)]).digest() for text in ("x", "y")]
     assert said[0] != said[1]
     # no history and an empty one are the same
-    assert replace(PLAIN, messages=[]).digest() == PLAIN.digest()
-    assert replace(PLAIN, think=False).digest() == replace(PLAIN, plain=False).digest() == PLAIN.digest()
+    assert changed(messages=[]).digest() == PLAIN.digest()
+    assert changed(think=False).digest() == changed(plain=False).digest() == PLAIN.digest()
 
 
 def test_a_request_is_the_same_in_every_release() -> None:
@@ -52,10 +55,10 @@ def test_a_request_is_the_same_in_every_release() -> None:
     ("ask", "whole"),
     [
         (PLAIN, False),
-        (replace(PLAIN, answer_schema={}), True),
-        (replace(PLAIN, client_tools=ClientTools(functions=[])), False),
-        (replace(PLAIN, client_tools=ClientTools(functions=[], choice="required")), True),
-        (replace(PLAIN, client_tools=ClientTools(functions=[], choice="f")), True),
+        (changed(answer_schema={}), True),
+        (changed(client_tools=ClientTools(functions=[])), False),
+        (changed(client_tools=ClientTools(functions=[], choice="required")), True),
+        (changed(client_tools=ClientTools(functions=[], choice="f")), True),
     ],
 )
 def test_an_answer_whose_form_is_looked_at_counts_as_a_whole(ask: Ask, whole: bool) -> None:
@@ -64,12 +67,10 @@ def test_an_answer_whose_form_is_looked_at_counts_as_a_whole(ask: Ask, whole: bo
 
 def test_a_chat_is_asked_as_it_is_set_and_what_the_query_says_itself_stays() -> None:
     chat = ChatSettings(model="m", temperature=0.5, system_prompt="Be brief.", mode="committee", rounds=3)
-    assert with_settings(PLAIN, chat) == replace(
-        PLAIN, model="m", options={"temperature": 0.5}, system_prompt="Be brief."
-    )
-    own = replace(PLAIN, model="n", options={"temperature": 0, "seed": 1}, system_prompt="")
+    assert with_settings(PLAIN, chat) == changed(model="m", options={"temperature": 0.5}, system_prompt="Be brief.")
+    own = changed(model="n", options={"temperature": 0, "seed": 1}, system_prompt="")
     assert with_settings(own, chat) == own
-    assert with_settings(replace(PLAIN, options={"seed": 1}), chat).options == {"temperature": 0.5, "seed": 1}
+    assert with_settings(changed(options={"seed": 1}), chat).options == {"temperature": 0.5, "seed": 1}
     assert with_settings(PLAIN, ChatSettings(temperature=0)).options == {"temperature": 0}
     assert with_settings(PLAIN, ChatSettings()) == PLAIN
 

@@ -67,9 +67,9 @@ async def test_nobody_is_held_up_while_schemas_or_many_messages_are_looked_at() 
 
     def reading() -> Ask:
         threads.append(threading.get_ident())
-        return Ask("Well?")
+        return Ask(query="Well?")
 
     for size, *schemas in (1, [{}], None), (300_000, None), (1, None, []):
-        assert await _asked(reading, size, *schemas) == Ask("Well?")
+        assert await _asked(reading, size, *schemas) == Ask(query="Well?")
     here = threading.get_ident()
     assert [one == here for one in threads] == [False, False, True]

@@ -94,7 +94,7 @@ def record(query_id: str, query: str = "q2", **values: Any) -> QueryRecord:
 
 
 async def recorded(gateway: Gateway, query_id: str, **values: Any) -> None:
-    kept = record(query_id, **values).kept()
+    kept = record(query_id, **values).stored()
     await gateway.bus.link.call("HSET", record_key(query_id), *(word for pair in kept.items() for word in pair))
 
 

@@ -692,20 +692,20 @@ export interface components {
         };
         QueryBody: {
             query: string;
-            session_id?: string | null;
             /** @enum {string} */
             mode?: "chat" | "committee";
             personas?: string[] | null;
             rounds?: number | null;
             messages?: components["schemas"]["ChatTurnMessage"][] | null;
-            attachments?: string[] | null;
             model?: string | null;
-            options?: components["schemas"]["Options"] | null;
             tools?: string[] | null;
             system_prompt?: string | null;
+            time_zone?: string | null;
+            session_id?: string | null;
+            attachments?: string[] | null;
+            options?: components["schemas"]["Options"] | null;
             instead_of?: string | null;
             deadline_seconds?: number | null;
-            time_zone?: string | null;
         };
         QueryListed: {
             query_id: string;
