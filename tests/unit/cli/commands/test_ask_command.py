@@ -74,11 +74,17 @@ async def test_an_answer_is_printed_and_the_status_is_0(streaming: Any) -> None:
         ("Mars/Olympus", None),
     ],
 )
-async def test_question_has_the_zone_of_the_machine(streaming: Any, zone: str, sent: str | None) -> None:
+async def test_question_has_the_zone_of_the_machine(
+    streaming: Any, zone: str, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
     streaming.events = [("completed", {"answer": "Noon.", "model": "m"})]
-    assert await run(streaming, "ask", "what time is it?", zone=zone) == (0, "Noon.\n", "")
-    assert (await run(streaming, "chat", zone=zone, typed=b"what time is it?\n/quit\n"))[0] == 0
-    assert [json.loads(request.body).get("time_zone") for request in streaming.requests] == [sent, sent]
+    out, err = io.StringIO(), io.StringIO()
+    async with Api(streaming.settings()) as api, asyncio.timeout(30):
+        shown = {"console": Terminal(file=out), "errors": Terminal(file=err)}
+        code = await ask.ask(api, "what time is it?", session=None, as_json=False, thinking=True, **shown)
+    assert (code, out.getvalue(), err.getvalue()) == (0, "Noon.\n", "")
+    assert [json.loads(request.body).get("time_zone") for request in streaming.requests] == [sent]
 
 
 async def test_a_committee_is_asked_by_its_names_and_rounds(streaming: Any) -> None:
@@ -180,18 +186,14 @@ async def test_a_second_ctrl_c_leaves_without_waiting(
 
 async def test_a_chat_keeps_its_session_until_new_and_ends_with_quit(streaming: Any) -> None:
     streaming.events = [("answer", {"text": "Hello."}), ("completed", {"answer": "Hello."})]
-    url = f"http://127.0.0.1:{streaming.port}"
-    env = {**os.environ, "PYTHONPATH": ROOT, "LOCAL2_API_URL": url, "LOCAL2_API_KEY": "k", "TZ": "UTC"}
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli", "chat"), env=env, stdin=pipe, stdout=pipe, stderr=pipe
+    code, out, err = await run(
+        streaming, "chat", zone="Asia/Tokyo", typed=b"one\ntwo\n/new\nthree\n/nonsense\n\n/quit\n"
     )
-    async with asyncio.timeout(30):
-        out, err = await process.communicate(b"one\ntwo\n/new\nthree\n/nonsense\n\n/quit\n")
-    assert (process.returncode, err) == (0, b"")
-    assert out.count(b"Hello.") == 3
+    assert (code, err) == (0, "")
+    assert out.count("Hello.") == 3
     bodies = [json.loads(request.body) for request in streaming.requests]
     assert [body["query"] for body in bodies] == ["one", "two", "three"]
+    assert {body["time_zone"] for body in bodies} == {"Asia/Tokyo"}
     first, second, third = (body["session_id"] for body in bodies)
     assert first == second != third
 
