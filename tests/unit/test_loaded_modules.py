@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {
     "rich", "pygments", "click", "jsonschema", "numpy", "prometheus_client", "chromadb", "trafilatura", "google.genai",
     "ladybug", "neo4j", "grpc", "ollama", "openai", "mcp", "mcp_types", "psutil", "opentelemetry.sdk",
+    "opentelemetry.exporter", "shared.telemetry.tracing_sdk",
 }  # fmt: skip
 NEEDED = {
     "gateway": {"prometheus_client", "click"},
