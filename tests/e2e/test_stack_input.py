@@ -104,7 +104,7 @@ def refused_or_done(response: httpx.Response) -> None:
         assert error["message"]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(route=ROUTES, first=STRANGE, second=STRANGE, body=BODY)
 def test_no_request_is_answered_with_500_or_not_at_all(
     web: httpx.Client, route: tuple[str, str], first: str, second: str, body: Any
@@ -120,7 +120,7 @@ def test_no_request_is_answered_with_500_or_not_at_all(
             refused_or_done(response)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(
         ["Last-Event-ID", "Idempotency-Key", "traceparent", "Accept", "Content-Type", "Authorization"]

@@ -56,7 +56,7 @@ SMALL: Content = {"settings": [{"participant": "generator"}], "sessions": [{"a":
 
 
 @given(_contents)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_was_written_is_read_back(content: Content) -> None:
     data = made(content)
     assert read(data) == content
@@ -79,7 +79,7 @@ def test_a_file_cut_off_anywhere_is_refused() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(9, 1)
 def test_a_changed_byte_is_refused_or_changes_nothing(place: int, change: int) -> None:
     whole = bytearray(made(SMALL))
@@ -93,7 +93,7 @@ def test_a_changed_byte_is_refused_or_changes_nothing(place: int, change: int) -
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_lines_lost_doubled_or_exchanged_are_refused(rng: random.Random) -> None:
     lines = gzip.decompress(made(SMALL)).splitlines(keepends=True)
     wrong = list(lines)
