@@ -85,7 +85,7 @@ def whole_stack(
 
 def recall(folder: Path, rounds: int, short: bool) -> tuple[list[Target], dict[str, object]]:
     """The memory participant: searching, and taking in."""
-    sizes, questions = ([1_000, 3_000], 60) if short else ([1_000, 10_000, 100_000], 200)
+    sizes, questions = ([1_000], 30) if short else ([1_000, 10_000, 100_000], 200)
     verdicts: list[Target] = []
     searched: dict[str, object] = {}
     for store, apart in (("an embedded Chroma", False), ("a Chroma server", True)):
@@ -93,7 +93,7 @@ def recall(folder: Path, rounds: int, short: bool) -> tuple[list[Target], dict[s
         text, found = memory_search.report(lines, store)
         print(text, flush=True)
         verdicts += found
-    queued = 200 if short else 3_000
+    queued = 100 if short else 3_000
     with EmbeddedRedis(folder / "redis-recall", port=0) as server:
         taken = memory_ingest.measure(server.url, folder, rounds, 2.0 if short else 5.0, queued)
     text, more = memory_ingest.report(taken, queued)
