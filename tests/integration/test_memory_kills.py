@@ -13,7 +13,7 @@ from services.memory.settings import MemorySettings
 from services.memory.store import open_store
 from services.memory.vectors import Vector
 
-KILLS = 8
+KILLS = 5
 # Writes and deletes until it is killed; a line for each change that is confirmed.
 WRITER = """
 import asyncio, sys
