@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from services.memory.documents import Documents, Found
+from services.memory.library import LibraryDamaged
 from services.memory.transfer import FileEndpoint, TooManyUploads
 from shared.contracts import ToolRequest
 from shared.errors import ToolError
@@ -71,15 +73,14 @@ class DocumentTools:
         ]
 
     async def search(self, args: SearchDocuments, request: ToolRequest) -> ToolResult:
-        found = await self._documents.search(request.user_id, args.query, args.n_results)
+        with _as_tool_error():
+            found = await self._documents.search(request.user_id, args.query, args.n_results)
         return ToolResult(told(found), {"hits": [shown(one) for one in found]})
 
     async def manage(self, args: DocumentsManage, request: ToolRequest) -> ToolResult:
         """`data` is {"found": false} for what is not there or not the user's."""
-        try:
+        with _as_tool_error():
             return ToolResult("", await self._ops[args.op](args, request.user_id))
-        except OSError as exc:
-            raise ToolError(f"unavailable: the folder of documents cannot be used: {exc.strerror or exc}") from exc
 
     async def _where(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
         if args.upload:
@@ -116,6 +117,16 @@ class DocumentTools:
 
     async def _users(self, _args: DocumentsManage, _user_id: str) -> dict[str, Any]:
         return {"users": await asyncio.to_thread(self._documents.library.users)}
+
+
+@contextmanager
+def _as_tool_error() -> Iterator[None]:
+    try:
+        yield
+    except LibraryDamaged as exc:
+        raise ToolError(f"unavailable: {exc}") from exc
+    except OSError as exc:
+        raise ToolError(f"unavailable: the folder of documents cannot be used: {exc.strerror or exc}") from exc
 
 
 def told(found: Sequence[Found]) -> str:

@@ -18,7 +18,7 @@ from services.memory.document_reader import DocumentReader
 from services.memory.embedding import Embedder
 from services.memory.formats import HEAD, IMAGES, KINDS, TYPES, FileRefused, kind_of
 from services.memory.incoming import Incoming
-from services.memory.library import Bare, Library, LibraryFull, Limits
+from services.memory.library import Bare, Library, LibraryDamaged, LibraryFull, Limits
 from services.memory.passages import File, Passage
 from services.memory.ranking import min_score_for
 from services.memory.settings import DocumentSettings, MemorySettings
@@ -178,6 +178,9 @@ class Documents:
             await self._read(user_id, id)
         except BlobsAway as exc:
             raise TransientError(str(exc)) from exc
+        except LibraryDamaged as exc:
+            # Waiting does not help: the restore of a backup adds the file again.
+            log.error("document.not_read", reason=str(exc))
         finally:
             del self._reading[user_id, id]
             done.set_result(None)
@@ -210,7 +213,8 @@ class Documents:
 
     async def give_up(self, message: Message[MemoryRead], reason: str) -> Iterable[Outgoing]:
         wish = message.payload
-        await asyncio.to_thread(self.library.fail, wish.user_id, wish.file_id, f"{_ABANDONED}: {reason}")
+        with contextlib.suppress(LibraryDamaged):
+            await asyncio.to_thread(self.library.fail, wish.user_id, wish.file_id, f"{_ABANDONED}: {reason}")
         return ()
 
     async def settled(self, user_id: str, id: str, seconds: float) -> File | None:
@@ -259,7 +263,7 @@ class Documents:
             while await asyncio.to_thread(self.library.overwrite, user_id):
                 # whoever else wants to write does so in between
                 await asyncio.sleep(0)
-        except (sqlite3.Error, BlobsAway) as exc:
+        except (sqlite3.Error, BlobsAway, LibraryDamaged) as exc:
             # a full disk, a damaged file: the next tidying finds it again
             self.library.unclean.discard(user_id)
             log.warning("documents.not_overwritten", reason=str(exc))
@@ -267,12 +271,13 @@ class Documents:
     async def _begin(self) -> None:
         """What was to be read when a process died is wished for again."""
         await asyncio.to_thread(self.library.tidy)
-        users = await asyncio.to_thread(self.library.users)
+        users = await asyncio.to_thread(self.library.readable_users)
         while True:
             try:
                 for user_id in users:
-                    unread = await asyncio.to_thread(self.library.unread, user_id)
-                    await self._wish([(user_id, id) for id in unread])
+                    with contextlib.suppress(LibraryDamaged):
+                        unread = await asyncio.to_thread(self.library.unread, user_id)
+                        await self._wish([(user_id, id) for id in unread])
                 return
             except TransientError as exc:
                 log.warning("documents.waiting", reason=str(exc))
@@ -283,14 +288,18 @@ class Documents:
         space = self._embedder.space
         if space is None or (space == done and not self._due) or not await self._lease():
             return done
-        users = self._due if space == done else await asyncio.to_thread(self.library.users)
+        users = self._due if space == done else await asyncio.to_thread(self.library.readable_users)
         # whose turn it is, with the last chunk that was looked at; one batch a turn, whatever somebody has
         turns: dict[str, int | None] = dict.fromkeys(sorted(users), 0)
         self._due.clear()
         try:
             while turns:
                 for user_id, after in list(turns.items()):
-                    turns[user_id] = await self._place(user_id, space, after or 0)
+                    try:
+                        turns[user_id] = await self._place(user_id, space, after or 0)
+                    except LibraryDamaged as exc:
+                        turns[user_id] = None
+                        log.error("documents.no_vectors", reason=str(exc))
                 turns = {user_id: after for user_id, after in turns.items() if after is not None}
                 turns.update(dict.fromkeys(self._due, 0))
                 self._due.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import shutil
 import sqlite3
 import time
@@ -29,7 +30,9 @@ from services.memory.incoming import remove_abandoned
 from services.memory.passages import FILE_COLUMNS, File, Passage, State, passages
 from services.memory.text import tokens
 from services.memory.vectors import Space, Vector
+from shared.errors import Local2Error
 from shared.participant.retention import Census
+from shared.participant.store_marker import mark_created, remove_marker, sqlite_damage, sqlite_missing, was_created
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -39,6 +42,10 @@ VERSION = 1
 _PATIENCE = 20.0
 # What nobody finished or refers to is removed after so many seconds.
 _ORPHANED = 3_600.0
+
+_DATABASE = "library.db"
+# Names of users' folders. `local2 doctor --repair` gives a damaged folder another name.
+_OWNER = re.compile(r"[0-9a-f]{32}")
 
 # Whether words of what was removed may be in a database (its application_id): none; some; they are being overwritten.
 _CLEAN, _REMOVED, _MERGING = 0, 1, 2
@@ -82,10 +89,21 @@ class LibraryFull(Exception):
     """The user has as much as one may have; the text says so."""
 
 
+class LibraryDamaged(Local2Error):
+    """A user's database is broken, empty or missing. Only a backup helps."""
+
+    def __init__(self, database: Path, reason: str) -> None:
+        super().__init__(
+            f"the documents of a user are damaged: {reason} (in {database.parent}). Stop the stack, put them aside "
+            "with `local2 doctor --repair`, start the stack and restore the backup: `local2 restore --merge FILE`"
+        )
+
+
 class Library:
     """`root`: the folder of all users. `blobs`: where the files themselves are; None: there, too.
 
-    unclean: users of whose removed files words may still be on the disk, as far as this process knows.
+    unclean: users of whose removed files words may still be on the disk, as far as this process knows. Every method
+    for one user raises LibraryDamaged.
     """
 
     def __init__(self, root: Path, blobs: Blobs | None = None) -> None:
@@ -93,8 +111,18 @@ class Library:
         self._blobs = blobs or FolderBlobs(root)
         self.incoming = root / "incoming"
         self.unclean: set[str] = set()
+        # Errors by the user's folder. An entry stays: other parts of a damaged database may be readable.
+        self._damaged: dict[str, LibraryDamaged] = {}
         for folder in (root, self.incoming):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @property
+    def damage(self) -> str | None:
+        """Return a sentence about damaged databases that this process has found; None if it has found none."""
+        if not self._damaged:
+            return None
+        more = len(self._damaged) - 1
+        return f"{next(iter(self._damaged.values()))}" + (f" (so are those of {more} more)" if more else "")
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,24 +218,42 @@ class Library:
         return True
 
     def remove_user(self, user_id: str) -> int:
-        """Everything of a user; how many files that were. Raises BlobsAway; then it is still there."""
-        count = self.count(user_id)
-        self._blobs.drop_all(self._owner(user_id))
+        """Remove everything of a user, also of a damaged library; return the number of files.
+
+        Raises BlobsAway; then the files are still there.
+        """
+        owner = self._owner(user_id)
+        try:
+            count = self.count(user_id)
+        except LibraryDamaged:
+            count = sum(1 for _ in self._blobs.left(owner))
+        self._blobs.drop_all(owner)
+        # First: a marker without a database is damage.
+        remove_marker(self._folder(user_id) / _DATABASE)
         shutil.rmtree(self._folder(user_id), ignore_errors=True)
+        self._damaged.pop(owner, None)
         return count
 
     def users(self) -> list[str]:
-        """Everybody who has a file, in the order of their ids."""
-        found = []
-        for database in self._root.glob("*/library.db"):
-            with contextlib.suppress(sqlite3.Error), closing(self._open(database)) as db:
-                if row := db.execute("SELECT user_id FROM owner WHERE EXISTS (SELECT 1 FROM file)").fetchone():
-                    found.append(str(row[0]))
+        """Return the users who have files, in the order of their ids. Raises LibraryDamaged if one cannot be read."""
+        return sorted(filter(None, map(self._user_with_files, self._owners())))
+
+    def readable_users(self) -> list[str]:
+        """Return the users who have files, without those whose libraries cannot be read."""
+        found = list[str]()
+        for owner in self._owners():
+            with self._spared(owner):
+                found += filter(None, [self._user_with_files(owner)])
         return sorted(found)
+
+    def _user_with_files(self, owner: str) -> str | None:
+        with self._database(owner) as db:
+            row = db and db.execute("SELECT user_id FROM owner WHERE EXISTS (SELECT 1 FROM file)").fetchone()
+            return str(row[0]) if row else None
 
     def older(self, user_id: str, before: int) -> list[str]:
         """The ids of files that came before a moment (ms), the oldest first; none of a library that is damaged."""
-        with self._spared(user_id), self._reading(user_id) as db:
+        with self._spared(self._owner(user_id)), self._reading(user_id) as db:
             sql = "SELECT id FROM file WHERE added < ? ORDER BY added"
             return [row[0] for row in db.execute(sql, (before,))] if db else []
         return []
@@ -215,8 +261,8 @@ class Library:
     def census(self, before: int) -> Census:
         """Of all users, but for those whose libraries are damaged."""
         found = [Census(0, None, 0)]
-        for user_id in self.users():
-            with self._spared(user_id), self._reading(user_id) as db:
+        for owner in self._owners():
+            with self._spared(owner), self._database(owner) as db:
                 if db is not None:
                     sql = "SELECT count(*), min(added), count(*) FILTER (WHERE added < ?) FROM file"
                     found.append(Census(*db.execute(sql, (before,)).fetchone()))
@@ -245,14 +291,17 @@ class Library:
         now = time.time() if now is None else now
         for path in self.incoming.iterdir():
             remove_abandoned(path)
-        for owner, user_id in self._owners():
-            with self._spared(user_id):
-                self._tidy(owner, user_id, now)
+        for owner in self._owners():
+            with self._spared(owner):
+                self._tidy(owner, now)
 
-    def _tidy(self, owner: str, user_id: str, now: float) -> None:
-        with self._reading(user_id) as db:
+    def _tidy(self, owner: str, now: float) -> None:
+        with self._database(owner) as db:
             if db is None:
                 return
+            # Libraries of older releases have no marker.
+            mark_created(self._root / owner / _DATABASE)
+            (user_id,) = db.execute("SELECT user_id FROM owner").fetchone()
             over = db.execute("SELECT id FROM file WHERE expires < ?", (int(now * 1000),)).fetchall()
             known = {row[0] for row in db.execute("SELECT hash FROM file")}
             if _state(db) != _CLEAN:
@@ -319,46 +368,56 @@ class Library:
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.contextmanager
-    def _spared(self, user_id: str) -> Iterator[None]:
-        """What is done for all users: one damaged library takes nobody else's along, and keeps its files."""
+    def _spared(self, owner: str) -> Iterator[None]:
+        """Leave out a library that cannot be read, and keep its files: the work for other users goes on."""
         try:
             yield
-        except (sqlite3.Error, BlobsAway) as exc:
-            log.warning("documents.left_out", owner=self._owner(user_id), reason=str(exc))
+        except (sqlite3.Error, OSError, LibraryDamaged) as exc:
+            log.warning("documents.left_out", owner=owner, reason=str(exc))
 
     def _owner(self, user_id: str) -> str:
         return hashlib.sha256(user_id.encode()).hexdigest()[:32]
 
-    def _owners(self) -> list[tuple[str, str]]:
-        """Every user's folder, by its name, and whose it is; without those that cannot be read."""
-        found = []
-        for database in self._root.glob("*/library.db"):
-            with contextlib.suppress(sqlite3.Error), closing(self._open(database)) as db:
-                if row := db.execute("SELECT user_id FROM owner").fetchone():
-                    found.append((database.parent.name, str(row[0])))
-        return found
+    def _owners(self) -> list[str]:
+        """Return the names of all users' folders."""
+        return [path.name for path in self._root.iterdir() if _OWNER.fullmatch(path.name)]
 
     def _folder(self, user_id: str) -> Path:
         return self._root / self._owner(user_id)
 
-    def _open(self, database: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(database, timeout=_PATIENCE, isolation_level=None)
-        db.execute("PRAGMA secure_delete = ON")
-        return db
+    @contextlib.contextmanager
+    def _database(self, owner: str, *, make: bool = False) -> Iterator[Any]:
+        """Open a user's database; None if there is none. Raises LibraryDamaged.
+
+        make: create it if there is none.
+        """
+        path = self._root / owner / _DATABASE
+        try:
+            missing = sqlite_missing(path)
+            if missing is not None and was_created(path):
+                raise sqlite3.DatabaseError(missing)
+            if missing is not None and not make:
+                yield None
+                return
+            with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as db:
+                db.execute("PRAGMA secure_delete = ON")
+                version = db.execute("PRAGMA user_version").fetchone()[0]
+                if version != VERSION and (version or was_created(path)):
+                    raise sqlite3.DatabaseError(f"{path.name} has version {version}, this release reads {VERSION}")
+                # Without a version: another process is creating it.
+                yield db if version or make else None
+        except sqlite3.DatabaseError as exc:
+            if not sqlite_damage(exc):
+                raise
+            self._damaged[owner] = LibraryDamaged(path, str(exc))
+            raise self._damaged[owner] from exc
 
     @contextlib.contextmanager
     def _reading(self, user_id: str) -> Iterator[Any]:
-        """None for a user who has nothing."""
-        database = self._folder(user_id) / "library.db"
-        if not database.exists():
-            yield None
-            return
-        with closing(self._open(database)) as db:
-            db.execute("BEGIN")
-            if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
-                # another process is just making it
-                yield None
-                return
+        """A transaction that reads; None for a user who has nothing."""
+        with self._database(self._owner(user_id)) as db:
+            if db is not None:
+                db.execute("BEGIN")
             yield db
 
     @contextlib.contextmanager
@@ -375,20 +434,21 @@ class Library:
 
     @contextlib.contextmanager
     def _transaction(self, user_id: str, *, make: bool) -> Iterator[Any]:
-        folder = self._folder(user_id)
-        if not make and not (folder / "library.db").exists():
-            yield None
-            return
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with closing(self._open(folder / "library.db")) as db:
+        if make:
+            self._folder(user_id).mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._database(self._owner(user_id), make=make) as db:
+            if db is None:
+                yield None
+                return
             if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 db.execute("BEGIN IMMEDIATE")
-                # unless somebody else was first
+                # unless another process was first
                 if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                     for statement in _SCHEMA.split(";\n"):
                         db.execute(statement)
                     db.execute("INSERT INTO owner VALUES (?)", (user_id,))
                 db.execute("COMMIT")
+                mark_created(self._folder(user_id) / _DATABASE)
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db

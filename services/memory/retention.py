@@ -42,6 +42,6 @@ async def _engrams(keeper: Keeper, asked: bool, before: int) -> AsyncGenerator[i
 
 
 async def _files(library: Library, before: int) -> AsyncGenerator[int, None]:
-    for user_id in await asyncio.to_thread(library.users):
+    for user_id in await asyncio.to_thread(library.readable_users):
         for file_id in await asyncio.to_thread(library.older, user_id, before):
             yield int(await asyncio.to_thread(library.remove, user_id, file_id))

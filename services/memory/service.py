@@ -114,7 +114,7 @@ def builder(fault: Hook = no_fault) -> Any:
                 yield offered
 
             works = await stack.enter_async_context(open_tools(context, same))
-            await _facts(context, store, embedder, index, 0)
+            await _facts(context, store, embedder, index, library, 0)
             reembedding = Reembedding(context, keeper, embedder, replace=settings.on_model_change == "reembed")
             async with (
                 supervised_tasks(retention=retention.run),
@@ -123,7 +123,7 @@ def builder(fault: Hook = no_fault) -> Any:
                     reembedding.run(),
                     documents.run(),
                     erasing.run(),
-                    _watch(context, store, embedder, index, reembedding),
+                    _watch(context, store, embedder, index, library, reembedding),
                 ),
             ):
                 yield [
@@ -201,15 +201,18 @@ async def _watch(
     store: Store,
     embedder: Embedder,
     index: Index,
+    library: Library,
     reembedding: Reembedding,
 ) -> None:
     while True:
-        await _facts(context, store, embedder, index, reembedding.left)
+        await _facts(context, store, embedder, index, library, reembedding.left)
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _facts(context: Context[Any], store: Store, embedder: Embedder, index: Index, left: int) -> None:
-    """Says in the registry what works: /ready and the console show it."""
+async def _facts(
+    context: Context[Any], store: Store, embedder: Embedder, index: Index, library: Library, left: int
+) -> None:
+    """Write into the registry what works: /ready and the console show it."""
     trouble = None
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
@@ -220,6 +223,7 @@ async def _facts(context: Context[Any], store: Store, embedder: Embedder, index:
         trouble,
         embedder.trouble,
         None if index.ready.is_set() or store.damage else "the store is being read",
+        library.damage,
     ]
     context.facts.update(
         {

@@ -30,6 +30,7 @@ from starlette.routing import Route
 from services.memory.blobs import BlobsAway
 from services.memory.formats import FileRefused, clean_name
 from services.memory.incoming import Incoming, created
+from services.memory.library import LibraryDamaged
 from shared.bus.server import Server
 from shared.errors import Local2Error, SettingsError
 from shared.participant.background import supervised_tasks
@@ -138,7 +139,7 @@ class FileEndpoint:
         except FileRefused as exc:
             # The server discards what is still on its way, so that the sender reads the answer.
             return _error(_STATUS.get(exc.code, 422), exc.code, str(exc))
-        except BlobsAway as exc:
+        except (BlobsAway, LibraryDamaged) as exc:
             return _error(503, "memory_unavailable", str(exc))
         except (ClientDisconnect, TimeoutError):
             return _error(400, "bad_request", "the connection closed before the file was complete")
@@ -164,7 +165,7 @@ class FileEndpoint:
             if isinstance(content, bytes):
                 return Response(content, headers=about)
             return FileResponse(content, headers=about, stat_result=await asyncio.to_thread(content.stat))
-        except BlobsAway as exc:
+        except (BlobsAway, LibraryDamaged) as exc:
             return _error(503, "memory_unavailable", str(exc))
         except FileNotFoundError:
             return _error(404, "not_found", "the file is not there any more")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import redis
 from support.backups import BACKUP, Place, backed_up, fill, kept, key_of, names, place
 from support.http_gateway import gateway_settings
+from support.on_disk import small_files
 from support.proxy import Proxy
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
@@ -142,17 +141,6 @@ async def test_a_lost_answer_does_not_make_a_restore_stand_in_its_own_way(redis_
                 async with alone(gateway):
                     pass
         assert proxy.dropped > 5
-
-
-@contextmanager
-def small_files(limit: int) -> Iterator[None]:
-    """This process cannot write files beyond a size, as if the disk were full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_a_full_disk_is_a_sentence_and_leaves_nothing(source: Place, target: Place, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
-"""What is left of a word in files, also in those that somebody has open."""
+"""What is left of a word in files, also in files that are open; and files that cannot grow."""
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,3 +19,14 @@ def having(word: str, folder: Path) -> list[str]:
     command = ["grep", "-rlaiFs", "-e", word, "."]
     found = subprocess.run(command, cwd=folder, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True)
     return sorted(line.removeprefix("./") for line in found.stdout.splitlines())
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """This process cannot write files beyond a size, as if the disk were full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

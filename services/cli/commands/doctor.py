@@ -181,7 +181,8 @@ async def packages(_world: World) -> list[Finding]:
 async def stores(world: World) -> list[Finding]:
     """Only what is wrong with them."""
     found = await asyncio.to_thread(damages, world.client.data_dir.absolute(), embedded=world.redis_url is None)
-    remedy = f"stop the stack, {typed('doctor', '--repair')}, start it, and put a backup back: {typed('restore')} FILE"
+    restore = f"restore a backup: {typed('restore', '--merge')} FILE"
+    remedy = f"stop the stack, {typed('doctor', '--repair')}, start it, and {restore}"
     return [Finding(name, "missing", text, remedy) for name, text in found]
 
 

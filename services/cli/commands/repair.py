@@ -39,8 +39,9 @@ def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
     databases = {"preferences": _preferences(data_dir)}
     if not (knowledge := _knowledge(data_dir)).on_server:
         databases["knowledge"] = knowledge.path
+    databases |= {f"documents of user {path.parent.name}": path for path in _libraries(data_dir)}
     for name, path in databases.items():
-        if (sqlite_missing(path) is None or was_created(path)) and (what := sqlite_trouble(path)):
+        if what := _trouble(path):
             found.append((name, f"damaged: {what} (in {path.parent})"))
     memory = StoreConfig.load("memory", {"data_dir": data_dir})
     database = memory.folder / "chroma.sqlite3"
@@ -65,6 +66,7 @@ async def _repair(data_dir: Path, embedded: bool) -> list[str]:
         said += await asyncio.to_thread(_database, _preferences(data_dir))
         if not (knowledge := _knowledge(data_dir)).on_server:
             said += await asyncio.to_thread(_database, knowledge.path)
+        said += await asyncio.to_thread(_documents, data_dir)
         for name in _MODULES:
             said += await _of_participant(name, data_dir)
     if said:
@@ -83,12 +85,31 @@ def _bus(folder: Path) -> list[str]:
 
 
 def _database(path: Path) -> list[str]:
-    if (sqlite_missing(path) is not None and not was_created(path)) or (what := sqlite_trouble(path)) is None:
+    if (what := _trouble(path)) is None:
         return []
     # The write-ahead log must not meet the new database.
     aside = [set_aside(path.with_name(path.name + end)) for end in ("", "-wal", "-shm")]
     remove_marker(path)
     return [_sentence(f"{path.name} was", what, aside[0])]
+
+
+def _documents(data_dir: Path) -> list[str]:
+    """Put the folders of users with a damaged library aside, with the files in them."""
+    damaged = {path: what for path in _libraries(data_dir) if (what := _trouble(path))}
+    return [
+        _sentence(f"the documents of user {path.parent.name} were", what, set_aside(path.parent))
+        for path, what in damaged.items()
+    ]
+
+
+def _libraries(data_dir: Path) -> list[Path]:
+    """Return the databases of all users' documents; see `services.memory.library`."""
+    return [folder / "library.db" for folder in sorted((data_dir / "documents").glob("[0-9a-f]" * 32))]
+
+
+def _trouble(path: Path) -> str | None:
+    """Return what is wrong with a database that exists, or existed."""
+    return sqlite_trouble(path) if sqlite_missing(path) is None or was_created(path) else None
 
 
 def _sentence(store: str, damage: str, aside: Path | None) -> str:

@@ -61,10 +61,13 @@ class FilesSection(ProxySection):
             async with memory_files(self._gateway) as files:
                 data = (await files.fetch(user_id, about["id"])).content
         except ApiError as exc:
-            if exc.status_code == 404:
-                # removed meanwhile
-                return None
-            raise
+            if exc.status_code != 404:
+                raise
+            if (await self._operate(user_id, op="get", ids=[about["id"]]))["files"]:
+                text = f"the content of {about['name']} of {user_id} is lost: delete this file, or leave files out"
+                raise ApiError(500, "file_lost", text) from exc
+            # removed meanwhile
+            return None
         kept = {name: about[name] for name in ("name", "type", "added", "sha256")}
         return {"user_id": user_id, **kept, "data": base64.b64encode(data).decode()}
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.on_disk import having
+from support.on_disk import having, small_files
 from support.s3_server import KEY_ID, SECRET, S3Server, s3_server
 
 from services.memory.blobs import BlobsAway
@@ -19,10 +20,11 @@ from services.memory.bucket import BucketBlobs
 from services.memory.chunks import Chunk
 from services.memory.documents import least_similarity_for, ranked
 from services.memory.incoming import created
-from services.memory.library import Library, LibraryFull, Limits
+from services.memory.library import Library, LibraryDamaged, LibraryFull, Limits
 from services.memory.passages import File, Passage
 from services.memory.vectors import Space, Vector
 from shared.participant.retention import Census
+from shared.participant.store_marker import remove_marker
 
 LIMITS = Limits(files=3, bytes=1_000)
 SPACE = Space("m", 2)
@@ -131,22 +133,13 @@ def test_what_is_read_is_found_by_words_and_by_meaning(library: Library) -> None
     assert len(library.bare("ann", Space("other", 2), 10)) == 2
 
 
-def test_a_full_disk_is_said_and_takes_nothing_that_was_there(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_reported_and_loses_nothing(library: Library) -> None:
     file = filled(library, "the cat sat")
-    opened = library._open
-
-    def full(database: Path) -> sqlite3.Connection:
-        db = opened(database)
-        db.execute("PRAGMA max_page_count = 1")
-        return db
-
-    with monkeypatch.context() as disk:
-        disk.setattr(library, "_open", full)
-        with pytest.raises(BlobsAway, match="cannot be written: database or disk is full"):
+    with small_files(200_000):
+        with pytest.raises(BlobsAway, match="cannot be written: disk I/O error"):
             library.fill("ann", file.id, "t", [Chunk("page 1", "a word and " * 50_000)])
         library.tidy()
+    assert library.damage is None
     assert texts(library.search("ann", "cat", None, 5)) == {"the cat sat"}
     library.fill("ann", file.id, "t", [Chunk("page 1", "the dog sat")])
     assert texts(library.search("ann", "sat", None, 5)) == {"the dog sat"}
@@ -265,22 +258,68 @@ def test_what_a_crash_left_of_a_users_only_file_goes(library: Library, monkeypat
     assert content(library, "eve", eve) is None
 
 
-@pytest.mark.parametrize("damage", [b"", b"no database at all", "version", "table"])
-def test_files_whose_database_cannot_be_read_stay(library: Library, damage: bytes | str) -> None:
-    file, _ = add(library, "one")
-    database = library._folder("ann") / "library.db"
-    if isinstance(damage, str):
-        # a later release's; one whose head alone can be read
-        with closing(sqlite3.connect(database)) as db:
-            db.execute("PRAGMA user_version = 99" if damage == "version" else "DROP TABLE file")
-    else:
-        database.write_bytes(damage)
+def later_version(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as db:
+        db.execute("PRAGMA user_version = 99")
+
+
+# What is done to ann's database, and how it is reported.
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "garbled": (lambda path: path.write_bytes(b"no database at all" * 500), "file is not a database"),
+    "cut off": (lambda path: os.truncate(path, 8_192), "database disk image is malformed"),
+    "emptied": (lambda path: os.truncate(path, 0), "library.db is empty"),
+    "gone": (os.unlink, "library.db is gone"),
+    "version": (later_version, "library.db has version 99, this release reads 1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_library_raises_and_keeps_its_files(library: Library, tmp_path: Path, damage: str) -> None:
+    file = filled(library, "one")
+    (database,) = tmp_path.rglob("library.db")
+    theirs, _ = add(library, "theirs", user="bob")
+    assert library.damage is None
+    change, reason = DAMAGE[damage]
+    change(database)
+    for call in (
+        library.users,
+        lambda: library.files("ann", 5),
+        lambda: library.file("ann", file.id),
+        lambda: library.search("ann", "one", None, 5),
+        lambda: library.remove("ann", file.id),
+        lambda: add(library, "two"),
+    ):
+        with pytest.raises(LibraryDamaged, match=rf"{reason}.*doctor --repair.*restore --merge"):
+            call()
     library.tidy(4_000_000_000.0)
     assert content(library, "ann", file) == b"one"
-    # and take nobody else's along
-    theirs, _ = add(library, "theirs", user="bob")
+    assert reason in (library.damage or "")
+    # the work for all users leaves her out
+    assert library.readable_users() == ["bob"]
     assert [library.older(user, 4_000_000_000_000) for user in ("ann", "bob")] == [[], [theirs.id]]
     assert library.census(4_000_000_000_000) == Census(1, theirs.added, 1)
+
+
+def test_user_with_a_damaged_library_can_be_removed(library: Library, tmp_path: Path) -> None:
+    file = filled(library, "one")
+    (database,) = tmp_path.rglob("library.db")
+    os.truncate(database, 0)
+    with pytest.raises(LibraryDamaged):
+        library.count("ann")
+    assert library.remove_user("ann") == 1
+    assert (library.damage, content(library, "ann", file), library.users()) == (None, None, [])
+    again, new = add(library, "one")
+    assert (again.id, new) == (file.id, True)
+
+
+def test_library_of_an_older_release_is_watched_after_the_start(library: Library, tmp_path: Path) -> None:
+    filled(library, "one")
+    (database,) = tmp_path.rglob("library.db")
+    remove_marker(database)
+    library.tidy()
+    database.unlink()
+    with pytest.raises(LibraryDamaged, match=r"library\.db is gone"):
+        library.files("ann", 5)
 
 
 @pytest.mark.parametrize("dies", [False, True])
