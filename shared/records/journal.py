@@ -15,7 +15,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
@@ -26,6 +25,9 @@ from shared.bus.streams import entries, event_length
 from shared.contracts import Outgoing
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
+from shared.records.events import LATE as LATE
+from shared.records.events import TERMINAL as TERMINAL
+from shared.records.events import EntryType as EntryType
 from shared.records.lua import script
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -34,31 +36,6 @@ from shared.telemetry.unread import not_understood
 log = get_logger()
 
 
-class EntryType(StrEnum):
-    CLAIMED = "claimed"
-    RESTARTED = "restarted"
-    STATE = "state"
-    THINKING = "thinking"
-    ANSWER = "answer"
-    MESSAGE = "message"
-    NOTICE = "notice"
-    TOOL_REQUEST = "tool.request"
-    TOOL_RESULT = "tool.result"
-    ATTACHMENTS = "attachments"
-    CONTEXT_TRUNCATED = "context.truncated"
-    PERSONA_WORKING = "persona.working"
-    PERSONA_DONE = "persona.done"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    CRITIQUE = "critique"
-    PAIRWISE = "pairwise"
-    REWARD = "reward"
-
-
-TERMINAL = frozenset({EntryType.COMPLETED, EntryType.FAILED, EntryType.CANCELLED})
-# What others append behind the end.
-LATE = frozenset({EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD})
 # What a result tells of the entries before its end. An answer of many thousand pieces is read without reading them.
 _TOLD = frozenset({EntryType.NOTICE})
 # A result tells of these too. The end only names them, because they can list many files; they are read in their place.

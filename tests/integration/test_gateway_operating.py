@@ -33,13 +33,13 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.gateway.queries.event_shapes import JOURNAL
 from shared.bus import Bus
 from shared.bus.keys import journal_key
 from shared.errors import ToolError
 from shared.participant.registry import Registry
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service
+from shared.records.events import MODELS
 from shared.records.journal import EntryType
 from shared.records.sessions import Sessions, Turn
 
@@ -553,7 +553,7 @@ async def test_every_event_of_a_journal_is_described(site: Site, fake: FakeGener
 
 
 def test_each_type_of_a_journal_entry_has_a_shape() -> None:
-    assert set(JOURNAL) == set(EntryType)
+    assert set(MODELS) == set(EntryType)
 
 
 async def test_an_unexpected_fault_is_told_in_the_same_shape(

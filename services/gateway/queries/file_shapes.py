@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.gateway.http.shape import Shape
+from shared.records.events import Attached
 
 
 class StoredFile(Shape):
@@ -21,16 +22,6 @@ class StoredFile(Shape):
     reason: str | None = Field(description="Why it could not be read, or not all of it")
     title: str | None
     chars: int = Field(description="Characters of its text")
-    pages: int | None = Field(default=None, description="Of a PDF that has been read")
-
-
-class Attached(Shape):
-    """A file of a question."""
-
-    id: str
-    name: str = ""
-    type: str = Field(default="", description="Detected from the content; empty: not known")
-    size: int | None = Field(default=None, description="Bytes")
     pages: int | None = Field(default=None, description="Of a PDF that has been read")
 
 

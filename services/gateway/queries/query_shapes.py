@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.gateway.http.shape import Shape
-from shared.contracts import Deliberation, JudgeGrade, JudgeVerdict, Sentiment, Usage, VotePart, Winner
+from shared.contracts import Deliberation, Sentiment, Usage, VotePart
+from shared.records.events import ClientCall, CritiqueShown, PairwiseShown, RewardShown
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -38,42 +39,11 @@ class ShownCall(Shape):
     round: int = Field(default=0, description="Of a committee: in which round")
 
 
-class ClientCall(Shape):
-    """A call that the client is to run."""
-
-    id: str
-    name: str
-    args: dict[str, Any]
-
-
 class Notice(Shape):
     """Something about the answer that its reader should know."""
 
     code: str
     message: str
-
-
-class CritiqueShown(Shape):
-    score: int | None = Field(ge=1, le=5, description="null: no score could be had")
-    feedback: str
-    rubric: str
-    judges: list[JudgeGrade] = Field(default=[], description="Where several judge, what each said")
-
-
-class PairwiseShown(Shape):
-    winner: Winner
-    reason: str
-    score_a: float | None
-    score_b: float | None
-    judges: list[JudgeVerdict] = Field(default=[], description="Where several judge, what each said")
-
-
-class RewardShown(Shape):
-    reward: float | None = Field(ge=-1, le=1, description="null, as all the rest: the vote was withdrawn")
-    sentiment: Sentiment | None = Field(description="What the stars say, else the thumb")
-    thumb: Sentiment | None = Field(default=None, description="null: none was given, or it was withdrawn")
-    stars: int | None = Field(ge=1, le=5)
-    comment: str | None
 
 
 class Crossed(Shape):
