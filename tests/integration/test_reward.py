@@ -299,6 +299,21 @@ async def test_the_leaderboard_ranks_by_judge_and_by_people_and_tells_their_agre
     assert board["intents"]["question"]["judge"]["comparisons"] == 12
 
 
+async def test_report_of_the_judge_names_the_models_that_critics_announce(redis_url: str, tmp_path: Path) -> None:
+    several = {"model": "j", "judges": [{"model": "one"}, {"model": "two"}]}
+    async with office(redis_url, tmp_path) as on:
+        assert (await on.ask("judge"))["judge"] is None
+        settings = Settings(redis_url=redis_url, heartbeat=0.2, drain=0.5, data_dir=tmp_path)
+        async with open_context("critic", settings) as critic:
+            for facts, name in (({"model": "j", "judges": []}, "j"), (several, "one + two")):
+                critic.facts.update(facts)
+
+                async def named(name: str = name) -> bool:
+                    return (await on.ask("judge"))["judge"] == name
+
+                await eventually(named, 20, f"the judge is {name}")
+
+
 async def test_dpo_rows_have_the_conversation_as_prompt(redis_url: str, tmp_path: Path) -> None:
     async with office(redis_url, tmp_path) as on:
         await on.sessions.open("s1", "ann", "Hello")
