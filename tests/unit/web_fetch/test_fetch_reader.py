@@ -87,7 +87,7 @@ async def test_a_page_that_kills_every_process_is_an_error(reader: Reader, monke
 
 
 async def test_a_page_that_nobody_waits_for_holds_no_place(reader: Reader) -> None:
-    heavy = b"<ul>" + b"<li><a href=x>Link text</a>" * 7_000
+    heavy = b"<ul>" + b"<li><a href=x>Link text</a>" * 5_100
     for _ in range(PROCESSES + 1):
         running = asyncio.create_task(reader.read(page(heavy), 0, 10))
         await eventually(lambda: bool(children()))
@@ -100,7 +100,7 @@ async def test_a_page_that_nobody_waits_for_holds_no_place(reader: Reader) -> No
 
 async def test_other_pages_are_read_beside_heavy_ones(reader: Reader) -> None:
     def heavy() -> asyncio.Task[Reading]:
-        return asyncio.create_task(reader.read(page(b"<ul>" + b"<li><a href=x>Link text</a>" * 9_900), 0, 10))
+        return asyncio.create_task(reader.read(page(b"<ul>" + b"<li><a href=x>Link text</a>" * 5_100), 0, 10))
 
     running = [heavy()]
     (pid,) = await eventually(children)
