@@ -69,15 +69,15 @@ def parse(url: str) -> _Place:
     try:
         return _parse(url)
     except OSError as exc:
-        raise SettingsError(f"the URL of Redis names certificates that cannot be read: {exc}") from exc
+        raise SettingsError(f"LOCAL2_REDIS_URL names certificates that cannot be read: {exc}") from exc
     except TypeError as exc:
         # redis-py passes options of the URL on as arguments: the error names the unknown one.
         unknown = str(exc).rpartition("argument ")[2]
-        raise SettingsError(f"the URL of Redis has the unknown option {unknown}; expected: {FORMS}") from exc
+        raise SettingsError(f"LOCAL2_REDIS_URL has the unknown option {unknown}; expected: {FORMS}") from exc
     except (ValueError, RedisError):
         # The cause may show a password.
         raise SettingsError(
-            f"the URL of Redis cannot be read; expected: {FORMS}; write special characters of a password as %XX"
+            f"LOCAL2_REDIS_URL cannot be read; expected: {FORMS}; write special characters of a password as %XX"
         ) from None
 
 
@@ -97,12 +97,12 @@ def _parse(url: str) -> _Place:
         service, _, database = path.strip("/").partition("/")
         if not service:
             raise SettingsError(
-                "the URL of Redis for sentinels ends with the name of the master and a database: …/mymaster/0"
+                "LOCAL2_REDIS_URL for sentinels ends with the name of the master and a database: …/mymaster/0"
             )
     if base != "unix" and not database.strip("/").isdecimal() and database.strip("/"):
-        raise SettingsError("the URL of Redis has a database that is not a number")
+        raise SettingsError("LOCAL2_REDIS_URL has a database that is not a number")
     if kind == "cluster" and (database.strip("/") or options.get("db", "0")) != "0":
-        raise SettingsError("a server in cluster mode has database 0 only: leave it out of the URL of Redis")
+        raise SettingsError("a server in cluster mode has database 0 only: leave it out of LOCAL2_REDIS_URL")
     query = f"?{urlencode(options)}" if options else ""
     pools = [_pool(f"{base}://{login}{at}{host}/{database}{query}") for host in (hosts.split(",") if kind else [hosts])]
     port = 26379 if kind == "sentinel" else 6379

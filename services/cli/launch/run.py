@@ -36,6 +36,7 @@ from services.cli.settings import (
     SearchConfig,
 )
 from services.cli.words import reasons, typed
+from shared.bus.server import Server
 from shared.errors import Local2Error, SettingsError
 from shared.extras import advice
 from shared.llm.settings import BackendSettings
@@ -63,10 +64,7 @@ class Run:
         options = self._options = replace(self._options, mcp=bool(McpConfig.load("mcp").servers))
         if trouble := writable(options.data_dir):
             raise UnusableFolder(options.data_dir, trouble)
-        if wrong := misspelt_sections([*PARTICIPANTS, "cli"]):
-            raise SettingsError("; ".join(wrong))
-        if missing := missing_extras():
-            raise SettingsError(f"the settings need packages that are not installed; {advice(*missing)}")
+        self._check_settings()
         # The folder first: a second run on it is told about that, not about its port.
         seconds = grace(longest_drain())
         async with run_lock(options.data_dir, seconds + REDIS_ENDS, self._view.say):
@@ -78,12 +76,27 @@ class Run:
                     self._view.say("stopping")
         self._view.say("stopped")
 
+    def _check_settings(self) -> None:
+        """Raise SettingsError for settings with which no participant could start, or none could answer."""
+        if wrong := misspelt_sections([*PARTICIPANTS, "cli"]):
+            raise SettingsError("; ".join(wrong))
+        if missing := missing_extras():
+            raise SettingsError(f"the settings need packages that are not installed; {advice(*missing)}")
+        if self._redis_url:
+            Server(self._redis_url)
+        config = self._model_config()
+        if config.backend == "google_genai" and "model" not in config.model_fields_set:
+            raise SettingsError("LOCAL2_BACKEND=google_genai has no default model: name one in LOCAL2_MODEL")
+
+    def _model_config(self) -> ModelConfig:
+        return ModelConfig.load("generator", {"model": self._options.model} if self._options.model else None)
+
     async def _serve(self, supervisor: Supervisor, stop: asyncio.Event) -> None:
         options, say = self._options, self._view.say
         if not self._redis_url:
             # what is missing is better told before a model is pulled
             await asyncio.to_thread(can_start, options.data_dir / "redis")
-        config = ModelConfig.load("generator", {"model": options.model} if options.model else None)
+        config = self._model_config()
         wanted = self._wanted(config)
         with PullView(say, self._console) as progress:
             choice = await choose_model(config, wanted, say, progress)

@@ -168,7 +168,7 @@ async def test_tls_server_of_unknown_authority_is_refused(tmp_path: Path) -> Non
     ],
 )
 def test_url_that_is_wrong_is_refused_with_a_reason(url: str) -> None:
-    with pytest.raises(SettingsError, match="URL of Redis") as refused:
+    with pytest.raises(SettingsError, match="LOCAL2_REDIS_URL") as refused:
         open_bus(url)
     assert "secret" not in str(refused.value)
 

@@ -302,6 +302,31 @@ def test_run_on_a_port_in_use_ends_with_a_sentence_and_leaves_nothing(tmp_path: 
     assert {path.name for path in (tmp_path / ".local2").iterdir()} == {"crew.lock", "run.lock"}
 
 
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        pytest.param({"LOCAL2_REDIS_URL": "redis:/here"}, "LOCAL2_REDIS_URL cannot be read; expected: ", id="URL"),
+        pytest.param(
+            {"LOCAL2_REDIS_URL": "redis://127.0.0.1:9/one"}, "LOCAL2_REDIS_URL has a database that is not a number",
+            id="database",
+        ),
+        pytest.param(
+            {"LOCAL2_BACKEND": "google_genai", "GEMINI_API_KEY": "k"},
+            "LOCAL2_BACKEND=google_genai has no default model: name one in LOCAL2_MODEL", id="Gemini without a model",
+        ),
+    ],
+)  # fmt: skip
+def test_run_with_a_setting_that_cannot_work_starts_nothing(
+    variables: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), **variables}
+    command = [sys.executable, "-m", "services.cli", "run", "--headless", "--api-port", str(free_port())]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"local2: {sentence}")
+
+
 def test_the_key_is_the_given_one_else_the_admins_else_the_one_in_the_data_folder(tmp_path: Path) -> None:
     (tmp_path / "admin.key").write_text("from-file\n")
     assert ClientSettings(data_dir=tmp_path, api_key="a", admin_key="b").key() == "a"
