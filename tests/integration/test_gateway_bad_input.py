@@ -203,6 +203,8 @@ async def test_limits_out_of_range_are_422(site: Site) -> None:
 
 FEEDBACK: list[tuple[dict[str, Any], str]] = [
     ({}, "sentiment or stars"),
+    ({"rating": 5}, "rating: there is no such field"),
+    ({"stars": 5, "rating": 5}, "rating: there is no such field"),
     ({"stars": 0}, "stars"),
     ({"stars": 6}, "stars"),
     ({"stars": 5, "sentiment": "negative"}, "contradict"),

@@ -147,7 +147,9 @@ def _possible(request: Request) -> str:
 
 async def _invalid(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
-    first = exc.errors()[0]
+    errors = exc.errors()
+    # A misspelt name is the cause of the field that is missing.
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     if first["type"] == "json_invalid":
         return render(request, 400, "bad_json", f"the body is not JSON: {first['ctx']['error']}")
     status = 400 if request.url.path.startswith("/v1/") else 422
@@ -160,8 +162,13 @@ def sentence(error: Mapping[str, Any]) -> str:
     if len(places) > 1 and places[0] in ("body", "query", "path", "header"):
         places = places[1:]
     reason = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "missing" and places == ["body"]:
-        return "a JSON body is expected"
+    match error["type"]:
+        case "missing" if places == ["body"]:
+            return "a JSON body is expected"
+        case "extra_forbidden":
+            reason = "there is no such field"
+        case "model_type" | "model_attributes_type":
+            reason = "a JSON object is expected"
     return ": ".join(part for part in (".".join(places), reason[:1].lower() + reason[1:]) if part)[:500]
 
 

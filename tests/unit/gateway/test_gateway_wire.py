@@ -43,9 +43,26 @@ def test_a_pattern_is_a_subject_or_the_beginning_of_one(subject: str, patterns: 
     assert matches(subject, patterns) is expected
 
 
-def test_an_invalid_value_is_a_sentence_that_names_the_field_without_the_value() -> None:
-    error = {"loc": ("body", "options", "temperature"), "msg": "Input should be less than or equal to 2", "type": "x"}
-    assert sentence(error) == "options.temperature: input should be less than or equal to 2"
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            {"loc": ("body", "options", "temperature"), "msg": "Input should be less than or equal to 2", "type": "x"},
+            "options.temperature: input should be less than or equal to 2",
+        ),
+        ({"loc": ("body",), "msg": "Field required", "type": "missing"}, "a JSON body is expected"),
+        (
+            {"loc": ("body", "rating"), "msg": "Extra inputs are not permitted", "type": "extra_forbidden"},
+            "rating: there is no such field",
+        ),
+        (
+            {"loc": ("body",), "msg": "Input should be a valid dictionary or instance of A", "type": "model_type"},
+            "body: a JSON object is expected",
+        ),
+    ],
+)
+def test_invalid_value_is_a_sentence_that_names_the_field(error: dict[str, Any], expected: str) -> None:
+    assert sentence(error) == expected
 
 
 def entry(number: int, kind: EntryType, **data: Any) -> JournalEntry:
