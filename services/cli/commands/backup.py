@@ -154,7 +154,8 @@ def _step(line: dict[str, Any]) -> tuple[str, str]:
     section = line["section"]
     if line.get("removed") is not None:
         return f"{section}: {line['removed']:,} removed", f"{section}: removing"
-    return f"{section}: {line['done']:,} of {line['of']:,} restored", f"{section}: restoring"
+    # The last lines say how many of these were restored, and how many were there already.
+    return f"{section}: {line['done']:,} of {line['of']:,} done", f"{section}: restoring"
 
 
 def _broken(exc: Exception | None) -> ApiError:
