@@ -170,7 +170,7 @@ def answers(
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="The first so many questions")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Counts and verdicts as one JSON object")] = False,
 ) -> None:
-    """Ask the whole system and its model alone each question, and let the judge compare the two answers."""
+    """Compare the whole system with its model alone, by the judge. Both answer each question of the file."""
     questions = load(file)[:limit]
     found: list[Verdict] = []
 

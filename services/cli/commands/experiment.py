@@ -28,7 +28,7 @@ def start(
     more: Annotated[list[str] | None, typer.Argument(help="More of them")] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Configures B as A is, but for what is named; from then on every comparison counts."""
+    """Configure B like A, but for what is named. From then on every comparison counts."""
     wanted = dict(_setting(item) for item in (*b, *(more or ())))
     _print(with_api(lambda api: api.post("/experiments", {"name": name, "b": wanted})), as_json)
 

@@ -25,8 +25,8 @@ Files = Annotated[list[Path], typer.Argument(help="Text, Markdown, HTML, PDF, PN
 
 @files.command("add")
 def add(paths: Files) -> None:
-    """Adds files to your documents; one that is there already stays as it is. One that is refused does not stop the
-    others; the status is 1 then."""
+    """Add files to your documents. A file that is there already stays as it is. A refused file does not stop the
+    others; the exit code is 1 then."""
 
     async def work(api: Api) -> bool:
         refused = False
@@ -49,7 +49,7 @@ def add(paths: Files) -> None:
 
 @files.command("list")
 def listed(limit: Limit = 50, as_json: AsJson = False) -> None:
-    """Your files, newest first."""
+    """List your files, newest first."""
     answer = with_api(lambda api: api.get("/files", limit=limit))
     if as_json:
         print_json(answer)
@@ -65,7 +65,7 @@ def listed(limit: Limit = 50, as_json: AsJson = False) -> None:
 
 @files.command("rm")
 def remove(ids: Annotated[list[str], typer.Argument(help="Ids, as `files list` shows them")]) -> None:
-    """Removes files: their bytes, their text, and what a search finds of it."""
+    """Remove files and their text; no search finds them any more."""
 
     async def work(api: Api) -> None:
         for id in ids:
@@ -81,7 +81,7 @@ def search(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=50, help="How many at most")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """The passages of your documents that a model would be given for this, best first."""
+    """Show the passages that a model would get for a query, best first."""
     found = with_api(lambda api: api.get("/documents", query=query, limit=limit))
     if as_json:
         print_json(found)

@@ -37,13 +37,13 @@ Memories = Annotated[
 
 @app.command("openwebui")
 def from_openwebui(file: File, write: Write = False, memories: Memories = True) -> None:
-    """Open WebUI: Settings → Data Controls → Export Chats; or the JSON of one chat, or of GET /api/v1/memories/."""
+    """Open WebUI: Settings → Data Controls → Export Chats. Also the JSON of one chat, or of GET /api/v1/memories/."""
     _bring_in(_found(file, openwebui.NAMES, openwebui.read), write, memories)
 
 
 @app.command("chatgpt")
 def from_chatgpt(file: File, write: Write = False, memories: Memories = True) -> None:
-    """ChatGPT: Settings → Data controls → Export data; the archive, or the conversations.json in it."""
+    """ChatGPT: Settings → Data controls → Export data. The archive, or the conversations.json in it."""
     _bring_in(_found(file, chatgpt.NAMES, chatgpt.read), write, memories)
 
 

@@ -43,7 +43,7 @@ def show(
     why: Annotated[bool, typer.Option("--why", help="What each fact rests on")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Your facts, the newest first; of one fact, by its id, why it is believed."""
+    """List your facts, newest first; with an id, why it is believed."""
     found = with_api(lambda api: api.get("/knowledge/facts", about=about, limit=limit, cursor=cursor))
     if about and not found["facts"] and _is_id(about):
         fact = with_api(lambda api: api.get(_path(about)))
@@ -78,7 +78,7 @@ def add(
     until: Until = None,
     was: Was = None,
 ) -> None:
-    """Adds a fact; it counts more than what was read from conversations."""
+    """Add a fact. It counts more than facts read from conversations."""
     body = _body(was, subject=subject, relation=relation, object=object_, since=since, until=until)
     _say(with_api(lambda api: api.call("POST", "/knowledge/facts", json=body)))
 
@@ -93,7 +93,7 @@ def correct(
     until: Until = None,
     was: Was = None,
 ) -> None:
-    """Corrects a fact; what is not given stays as it is."""
+    """Correct a fact; what is not given stays as it is."""
     body = _body(was, subject=subject, relation=relation, object=object_, since=since, until=until)
     if not body:
         raise typer.BadParameter("say what is to be corrected, such as --object Porto or --until 2026-05")
@@ -102,7 +102,7 @@ def correct(
 
 @knowledge.command("forget")
 def forget(fact_ids: Annotated[list[str], typer.Argument(help="Their ids, as `show` tells them")]) -> None:
-    """Forgets facts for good."""
+    """Forget facts for good."""
     for fact_id in fact_ids:
         with_api(lambda api, fact_id=fact_id: api.delete(_path(fact_id)))  # type: ignore[misc]
         console.print(f"forgot {fact_id}")
@@ -112,6 +112,6 @@ def forget(fact_ids: Annotated[list[str], typer.Argument(help="Their ids, as `sh
 def export(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; default: standard output")] = None,
 ) -> None:
-    """All that was noted of your facts, with its sources: one JSON object a line."""
+    """Export your facts with their sources, one JSON object a line."""
 
     save_lines("/knowledge/export", out)

@@ -19,7 +19,7 @@ _SETTINGS = "/participants/mcp/settings"
 
 @mcp.command("list")
 def list_servers(as_json: AsJson = False) -> None:
-    """The servers, the tools that they offer, and those that wait for a yes."""
+    """List the servers, their tools and those that wait for approval."""
     found = with_api(_servers)
     if as_json:
         print_json(found)
@@ -44,7 +44,7 @@ def list_servers(as_json: AsJson = False) -> None:
 def approve(
     names: Annotated[list[str], typer.Argument(help="Tools that wait, or a server for all of its tools that do")],
 ) -> None:
-    """Lets tools that have changed, or have come later, be offered as they are now."""
+    """Approve tools that have changed or have come later."""
     for tool in with_api(lambda api: _approve(api, names)):
         _say(f"approved {tool}")
 

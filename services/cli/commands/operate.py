@@ -260,7 +260,7 @@ def delete_session(session_id: str) -> None:
 def export_sessions(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; default: standard output")] = None,
 ) -> None:
-    """All your conversations: one JSON object a line, with session_id, title and turns."""
+    """Export your conversations, one JSON object a line. Each has session_id, title and turns."""
 
     async def read(api: Api) -> list[str]:
         lines, offset, page = [], 0, 100

@@ -50,7 +50,7 @@ def change(
     days: Annotated[int, typer.Argument(min=0, max=_MOST_DAYS, help="Days that they are kept; 0: for ever")],
     yes: Annotated[bool, typer.Option("--yes", help="Without a question")] = False,
 ) -> None:
-    """Sets for how many days a kind is kept, when it is known what that removes."""
+    """Set for how many days a kind is kept. A question first says how much that removes."""
     found = with_api(lambda api: api.get("/retention", days=days or None))
     chosen = {one["kind"]: one for one in rows(found, "kinds")}
     if kind not in chosen:

@@ -22,7 +22,13 @@ def run(
     api_port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help="Port of the HTTP API (default: LOCAL2_API_PORT, 8765)")
     ] = None,
-    search: Annotated[str | None, typer.Option(help="searxng, brave, tavily or mock (default: what is there)")] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="searxng, brave, tavily or mock (default: LOCAL2_WEB_SEARCH_PROVIDER, else SearXNG if it answers, "
+            "else Brave or Tavily if its key is set)"
+        ),
+    ] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Plain lines, for logs and other programs")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of everything kept (LOCAL2_DATA_DIR, .local2)")] = None,
 ) -> None:

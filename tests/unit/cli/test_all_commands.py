@@ -263,6 +263,16 @@ def test_the_first_line_says_what_is_wrong_and_what_to_do(
     assert usual or "[b]" in line or "the file" in line or HOSTILE in line or "it is used so" in line, err
 
 
+@pytest.mark.parametrize("group", [(), *sorted({names[:-1] for names in ALL if len(names) > 1})], ids=" ".join)
+def test_help_of_a_group_has_whole_sentences_in_80_columns(
+    group: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = local2(group, tmp_path, "http://127.0.0.1:9", monkeypatch, capsys, given=["--help"])
+    assert code == 0
+    assert not [line for line in out.partition("Commands:")[2].splitlines() if line.endswith("...")]
+
+
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
 def test_a_wrong_use_is_one_line_that_shows_the_right_one(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
