@@ -191,7 +191,8 @@ class ToolRequest:
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_STRICT)
 class ToolResultMessage:
     """`result` is the text for the model, `data` is structured and for clients; `error` is null on success.
-    request_id: the entry of the request that was carried out; empty where a worker does not say.
+    request_id: the entry of the request that was carried out, or of the one that no worker answered in time; empty
+    if no request is known to be on the bus, and where a worker does not say.
     """
 
     query_id: str

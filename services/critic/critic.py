@@ -37,7 +37,7 @@ from shared.participant.machine import Machine
 from shared.participant.sampling import one_in
 from shared.participant.service import Context
 from shared.records.erasing import erase
-from shared.records.journal import Crossing, EntryType
+from shared.records.journal import EntryType
 from shared.records.sessions import Sessions
 from shared.records.steps import tell_after
 from shared.telemetry import metrics
@@ -300,8 +300,7 @@ class Critic:
         shown: dict[str, Any] = {"score": grade.score, "feedback": grade.feedback, "rubric": grade.rubric}
         if grade.judges:
             shown["judges"] = grade.judges
-        crossed = Crossing(CRITIQUE_RESULT.name, entry_id)
-        await self._tell(response, response.response_id, EntryType.CRITIQUE, shown, crossed)
+        await self._tell(response, response.response_id, EntryType.CRITIQUE, shown, entry_id)
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -331,8 +330,7 @@ class Critic:
         shown: dict[str, Any] = {"winner": found.winner, "reason": found.reason}
         shown |= {"score_a": a.score, "score_b": b.score} | ({"judges": found.judges} if found.judges else {})
         for half in (a, b):
-            crossed = Crossing(PAIRWISE_RESULT.name, entry_id)
-            await self._tell(response, half.response_id, EntryType.PAIRWISE, shown, crossed)
+            await self._tell(response, half.response_id, EntryType.PAIRWISE, shown, entry_id)
         return True
 
     async def _compared(self, response: ResponseGeneration, a: Half, b: Half) -> Comparison | None:
@@ -354,9 +352,9 @@ class Critic:
         return found
 
     async def _tell(
-        self, response: ResponseGeneration, name: str, kind: EntryType, shown: dict[str, Any], message: Crossing
+        self, response: ResponseGeneration, name: str, kind: EntryType, shown: dict[str, Any], message_id: str
     ) -> None:
-        await tell_after(self._bus, response.session_id, name, kind, shown, message=message, once=kind.value)
+        await tell_after(self._bus, response.session_id, name, kind, shown, message_id=message_id, once=kind.value)
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────
 

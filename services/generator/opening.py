@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from services.generator.compaction import Past
-from services.generator.crossed import Crossed
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import recall
 from services.generator.run import Parts, Response, check_known
@@ -56,12 +55,7 @@ async def open_response(
             folding.add(*entry)
         writer.on_entry = folding.add
         model = parts.behind(message.suspended) if query.plain else parts.model
-        crossed = Crossed(context.bus, writer, caller)
-        if before:
-            await crossed.found(before)
-        ports = Ports(
-            context, model, parts.tools, writer, known, machine, caller, crossed, name, message.deliveries, parts.beat
-        )
+        ports = Ports(context, model, parts.tools, writer, known, machine, caller, name, message.deliveries, parts.beat)
         return Response(parts, message, ports, folding)
 
     if message.deliveries == 1:

@@ -495,7 +495,6 @@ class Response:
         """What had been written of the answer is kept in the session, marked as interrupted."""
         bus = self._ports.context.bus
         answer, thinking = partial_text(await read_journal(bus, self._ports.writer.key))
-        await self._ports.crossed.cancelled()
         await self._fail_state()
         if self._query.messages is None and answer.strip():
             await bus.link.pipe(self._turn(answer, None, interrupted=True))
@@ -509,7 +508,6 @@ class Response:
 
     async def _end(self, kind: EntryType, data: dict[str, Any]) -> None:
         writer = self._ports.writer
-        await self._ports.crossed.settle()
         self._folding.add(writer.next_position, kind, data)
         last: list[Outgoing] = []
         if self._ports.machine.state != IDLE:
@@ -525,4 +523,4 @@ class Response:
         if query.plain or caller.respondent_id != "A" or (self._turned is None and why is None):
             return []
         events = self._folding.events(self._turned)
-        return [keeping(query.session_id, caller.query_id, events, self._ports.writer.crossed, why)]
+        return [keeping(query.session_id, caller.query_id, events, why)]

@@ -19,7 +19,6 @@ from services.generator.context import (
     images_in,
     one_system,
 )
-from services.generator.crossed import Crossed
 from services.generator.deltas import Beat, DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of, speaker, written
@@ -55,7 +54,7 @@ from shared.llm.preemption import Preempted
 from shared.participant.machine import Machine, Transition
 from shared.participant.room import BusNearlyFull, TooMuchUnderWay
 from shared.participant.service import Context
-from shared.participant.tool_client import Caller, ToolClient, Trail, new_token, refused
+from shared.participant.tool_client import Caller, ToolClient, new_token, refused
 from shared.records.journal import EntryType, Items, JournalWriter
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -88,7 +87,6 @@ class Ports:
     recall: Recall
     machine: Machine
     caller: Caller
-    crossed: Crossed
     response_id: str
     attempt: int
     beat: Beat = field(default_factory=Beat)
@@ -408,14 +406,13 @@ class JournalSteps:
         return record
 
     async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:
-        """What the tool says. What crossed the bus for it is noted, also of a call that is broken off."""
-        crossed, trail, request_id = self.ports.crossed, Trail(), ""
+        """Return the tool's result."""
         tools, settings = self.ports.tools, self.ports.context.settings
         again = call_id in self.ports.recall.requested
         try:
             if again:
                 await tools.back(call.name, call.args, settings.tool_timeout)
-            outcome = await tools.call(
+            return await tools.call(
                 call.name,
                 call.args,
                 call_id=call_id,
@@ -425,16 +422,11 @@ class JournalSteps:
                 # who writes the journal's entry is the first to ask
                 attempt=2 if again else 1,
                 token=token,
-                trail=trail,
             )
-            request_id = outcome.request_id
         except (TooMuchUnderWay, BusNearlyFull) as exc:
             # The question goes on: a model can do without a call whose arguments are too large for now.
             tool = canonical_tool(call.name, call.args)
-            outcome = refused(tool, call_id, self.ports.caller, f"[tool error: {exc}]", str(exc))
-        finally:
-            crossed.call(canonical_tool(call.name, call.args), call_id, trail, request_id)
-        return outcome
+            return refused(tool, call_id, self.ports.caller, f"[tool error: {exc}]", str(exc))
 
 
 async def offered(

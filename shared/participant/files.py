@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from shared.errors import Local2Error
-from shared.participant.tool_client import Caller, ToolClient, Trail
+from shared.participant.tool_client import Caller, ToolClient
 from shared.participant.writes import is_write
 
 if TYPE_CHECKING:
@@ -69,16 +69,16 @@ class Files:
 
     async def operate(self, user_id: str, **args: Any) -> dict[str, Any]:
         """One operation. Raises FilesUnavailable, FilesRefused."""
-        call_id, trail = f"files:{uuid.uuid4().hex}", Trail()
+        call_id = f"files:{uuid.uuid4().hex}"
         caller = Caller(query_id=call_id, user_id=user_id)
         outcome = await self._tools.call(
-            OPERATION, args, call_id=call_id, caller=caller, timeout=_SECONDS, attempt=1, internal=True, trail=trail
+            OPERATION, args, call_id=call_id, caller=caller, timeout=_SECONDS, attempt=1, internal=True
         )
         if outcome.error is None:
             found: dict[str, Any] = outcome.data
             return found
         if outcome.error.startswith(("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")):
-            unknown = bool(trail.requests) and is_write("documents", args)
+            unknown = bool(outcome.request_id) and is_write("documents", args)
             raise FilesUnavailable(f"the memory, which keeps files, is away ({outcome.error})", unknown=unknown)
         if outcome.error.startswith(BUSY):
             raise FilesRefused(429, "too_many_uploads", outcome.error.removeprefix(BUSY))

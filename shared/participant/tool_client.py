@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -74,20 +74,12 @@ class Caller:
         }
 
 
-@dataclass(slots=True)
-class Trail:
-    """Where a call can be found on the bus. requests: the entries by which it was asked for. answer: the entry of the
-    inbox that brought its result; empty when that was found where its worker had stored it, None without a result."""
-
-    requests: list[str] = field(default_factory=list)
-    answer: str | None = None
-
-
 @dataclass(eq=False, slots=True)
 class _Call:
     """A call without a result yet.
 
-    until: in the loop's time. internal: see `ToolClient.call`. looked_for: while its stored result is being read.
+    until: in the loop's time. internal: see `ToolClient.call`. request_id: the newest entry of the request that is
+    known to be written. looked_for: while its stored result is being read.
     abandoned: whether the last check found no live worker of the tool.
     """
 
@@ -99,8 +91,8 @@ class _Call:
     until: float
     future: asyncio.Future[ToolResultMessage]
     request: Envelope
-    trail: Trail
     internal: bool = False
+    request_id: str = ""
     looked_for: bool = False
     abandoned: bool = False
 
@@ -109,7 +101,7 @@ class _Call:
             self.future.set_result(answer)
 
     def refuse(self, text: str, error: str, seconds: float = 0.0) -> None:
-        self.settle(refused(self.tool, self.call_id, self.caller, text, error, seconds))
+        self.settle(refused(self.tool, self.call_id, self.caller, text, error, seconds, self.request_id))
 
     def fail(self, exc: BaseException) -> None:
         if not self.future.done():
@@ -168,7 +160,6 @@ class ToolClient:
         attempt: int | None = None,
         token: str = "",
         internal: bool = False,
-        trail: Trail | None = None,
     ) -> Coroutine[Any, Any, ToolResultMessage]:
         """The tool's result; every failure is a result too, with a text for the model. What changes something is not
         run for the second respondent, which is offered it all the same: what all requests begin with lies in the model
@@ -181,13 +172,12 @@ class ToolClient:
         token: what proves that an answer comes from the tool's worker, where the call was asked for before; else a new
         one is made.
         internal: an operation that is meant for participants; models and users cannot name one.
-        trail: is told what of the call is on the bus.
         """
         tool = canonical_tool(name, args)
-        token, trail = token or new_token(), trail or Trail()
+        token = token or new_token()
         if not self._watching:
-            return self._call(name, tool, args, call_id, timeout, grace, attempt, token, internal, trail, caller)
-        send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token, internal, trail)
+            return self._call(name, tool, args, call_id, timeout, grace, attempt, token, internal, caller)
+        send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token, internal)
         attributes = attributes_of(tool, call_id, caller.query_id, caller.session_id)
         return watched_request(
             attributes, caller.traceparent, lambda traceparent: send(replace(caller, traceparent=traceparent))
@@ -204,7 +194,6 @@ class ToolClient:
         attempt: int | None,
         token: str,
         internal: bool,
-        trail: Trail,
         caller: Caller,
     ) -> ToolResultMessage:
         bus, registry = self._context.bus, self._context.registry
@@ -254,7 +243,7 @@ class ToolClient:
         began = self._loop.time()
         until = began + seconds
         call = _Call(
-            tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), envelope, trail, internal
+            tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), envelope, internal
         )
         calls = self._waiting.setdefault(call_id, [])
         calls.append(call)
@@ -315,7 +304,7 @@ class ToolClient:
                 if isinstance(reply, ReplyError):
                     call.fail(reply)
                 else:
-                    call.trail.requests.append(reply.decode())
+                    call.request_id = reply.decode()
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -342,7 +331,6 @@ class ToolClient:
             async with asyncio.timeout_at(now + _LAST_LOOK if last else call.until):
                 stored = await self._context.bus.link.call("GET", result_key(call.tool, call.call_id))
             if stored is not None and not stored.startswith(RUNNING):
-                call.trail.answer = call.trail.answer or ""
                 call.settle(TOOL_RESULT.read(stored))
             elif call.internal and not last and await self._is_abandoned(call):
                 call.refuse("[tool unavailable]", "tool unavailable", now - (call.until - call.seconds))
@@ -360,7 +348,7 @@ class ToolClient:
         before, call.abandoned = call.abandoned, not await self._context.registry.has_worker(call.tool)
         return before and call.abandoned
 
-    def _receive(self, entry_id: str, raw: Mapping[bytes, bytes]) -> None:
+    def _receive(self, _entry_id: str, raw: Mapping[bytes, bytes]) -> None:
         calls = self._waiting.get(raw.get(b"call_id", b"").decode(errors="replace"))
         if not calls:
             ignored("late")
@@ -374,7 +362,6 @@ class ToolClient:
         if b"payload" not in raw:
             # it is large: it is read where its worker has stored it
             for call in asked:
-                call.trail.answer = entry_id
                 self._due(call)
             return
         try:
@@ -384,7 +371,6 @@ class ToolClient:
             log.warning("tool.malformed_result", reason=str(exc))
             return
         for call in asked:
-            call.trail.answer = entry_id
             call.settle(answer)
 
 
@@ -407,8 +393,10 @@ def _encoded(request: dict[str, Any]) -> bytes:
         return encode(ToolRequest(**request))
 
 
-def refused(tool: str, call_id: str, caller: Caller, text: str, error: str, seconds: float = 0.0) -> ToolResultMessage:
-    """Return the result of a call that no worker has run. text: for the model; error: for programs."""
+def refused(
+    tool: str, call_id: str, caller: Caller, text: str, error: str, seconds: float = 0.0, request_id: str = ""
+) -> ToolResultMessage:
+    """Return the result of a call that no worker has answered. text: for the model; error: for programs."""
     return ToolResultMessage(
         query_id=caller.query_id,
         call_id=call_id,
@@ -417,4 +405,5 @@ def refused(tool: str, call_id: str, caller: Caller, text: str, error: str, seco
         error=error,
         duration_ms=round(seconds * 1000),
         session_id=caller.session_id,
+        request_id=request_id,
     )

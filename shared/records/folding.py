@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from shared.bus import order
-from shared.records.journal import LATE, TERMINAL, Crossing, EntryType, JournalEntry
+from shared.records.journal import LATE, TERMINAL, EntryType, JournalEntry
 
 # Bytes of one query's events.
 MOST_BYTES = 65_536
@@ -154,26 +154,26 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 # ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def bounded(events: Sequence[Event], crossed: Sequence[Crossing], most: int = MOST_BYTES) -> bytes:
-    """The record that is kept, as JSON: the events, and the messages of the bus; at most so many bytes.
+def bounded(events: Sequence[Event], most: int = MOST_BYTES) -> bytes:
+    """The record that is kept, as JSON; at most so many bytes.
 
     What is too long is cut, everywhere to the same length, and says so. What is still too much leaves, but the end.
     """
-    record = _dump(events, crossed)
+    record = _dump(events)
     for characters, items in _LIMITS:
         if len(record) <= most:
             return record
-        record = _dump([(*one[:2], _cut(one[2], characters, items)) for one in events], crossed[: 10 * items])
+        record = _dump([(*one[:2], _cut(one[2], characters, items)) for one in events])
     characters, items = _LIMITS[-1]
     kept = [(*one[:2], _cut(one[2], characters, items)) for one in events]
     while len(record) > most and len(kept) > 1:
         kept = [*kept[: (len(kept) - 1) // 2], kept[-1]]
-        record = _dump(kept, [])
+        record = _dump(kept)
     return record
 
 
-def _dump(events: Sequence[Event], crossed: Sequence[Crossing]) -> bytes:
-    return orjson.dumps({"events": events, "crossed": [tuple(one) for one in crossed]}, option=orjson.OPT_NON_STR_KEYS)
+def _dump(events: Sequence[Event]) -> bytes:
+    return orjson.dumps({"events": events}, option=orjson.OPT_NON_STR_KEYS)
 
 
 def _cut(value: Any, characters: int, items: int) -> Any:
@@ -187,14 +187,13 @@ def _cut(value: Any, characters: int, items: int) -> Any:
     return value
 
 
-def parse(record: bytes) -> tuple[list[Event], list[Crossing]]:
+def parse(record: bytes) -> list[Event]:
     """What `bounded` has written. Raises ValueError."""
     try:
         value = orjson.loads(record)
         events = [(str(one), str(kind), dict(data)) for one, kind, data in value["events"]]
-        crossed = [Crossing(str(subject), str(entry_id)) for subject, entry_id in value["crossed"]]
-        for one in [*(event[0] for event in events), *(crossing.entry_id for crossing in crossed)]:
-            order(one)
+        for entry_id, *_ in events:
+            order(entry_id)
     except (KeyError, TypeError) as exc:
         raise ValueError(f"no record of a journal: {exc!r}") from exc
-    return events, crossed
+    return events

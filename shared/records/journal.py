@@ -3,7 +3,6 @@
 A journal has one writer at a time. Entry ids are explicit, `{epoch}-{number}`; a new owner claims the next epoch with
 its first entry, and Redis itself then refuses every later write of the old owner, because its ids are too small.
 After the terminal entry other participants append with ids of the server's clock, which are larger than any epoch.
-An entry also has references to the messages that the response wrote to the bus so far: subject and entry id.
 Every entry is also published on the journal's channel, so that followers have it at once (`shared.bus.subscriber`).
 
 Readers are tolerant: a newer release may write unknown types and fields, and any writer malformed entries.
@@ -15,7 +14,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -50,28 +49,12 @@ _LAST = 4
 _PAGE = 256
 
 
-class Crossing(NamedTuple):
-    """A message of a response that is on the bus: the id is that of its entry in the subject's stream."""
-
-    subject: str
-    entry_id: str
-
-
-@dataclass(slots=True)
-class Expected:
-    """A message that has crossed the bus, in its place among the others; its entry's id is not known yet."""
-
-    subject: str
-    entry_id: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
     """`data` is the JSON text as written: it is passed on to clients byte for byte. `time` is in ms since the epoch.
 
     type: of a kind that this release does not know, its name. told: of a terminal entry, what a result tells of those
-    before it, as JSON. token: of a tool's request, what its answer proves itself by; no client is shown it. crossed:
-    the messages that crossed the bus since the entry before, as JSON; of a terminal entry all of them.
+    before it, as JSON. token: of a tool's request, what its answer proves itself by; no client is shown it.
     """
 
     id: str
@@ -80,7 +63,6 @@ class JournalEntry:
     data: bytes
     told: bytes = b""
     token: str = ""
-    crossed: bytes = b""
 
     def value(self) -> dict[str, Any]:
         """The data as an object; empty when it is none."""
@@ -114,32 +96,19 @@ class JournalEntry:
         except (ValueError, TypeError):
             return None
 
-    def crossings(self) -> list[Crossing]:
-        """The messages that it names, in the order in which they crossed; none when it names them in another form."""
-        if not self.crossed:
-            return []
-        try:
-            found = [Crossing(str(subject), str(entry_id)) for subject, entry_id in orjson.loads(self.crossed)]
-            for crossing in found:
-                order(crossing.entry_id)
-        except (ValueError, TypeError) as exc:
-            not_understood("a journal", self.id, f"{self.type}: its messages: {exc}", self.crossed)
-            return []
-        return found
-
     @staticmethod
     def parse(entry: Entry) -> JournalEntry:
         """Of any fields; what is missing is empty."""
         fields = entry[1]
         if len(fields) == 6 and fields[0] == b"type" and fields[2] == b"time" and fields[4] == b"data":
-            kind, time, data, told, token, crossed = fields[1], fields[3], fields[5], b"", b"", b""
+            kind, time, data, told, token = fields[1], fields[3], fields[5], b"", b""
         else:
             raw = dict(zip(fields[::2], fields[1::2], strict=False))
             kind, time, data = raw.get(b"type", b""), raw.get(b"time", b""), raw.get(b"data", b"{}")
-            told, token, crossed = raw.get(b"told", b""), raw.get(b"token", b""), raw.get(b"crossed", b"")
+            told, token = raw.get(b"told", b""), raw.get(b"token", b"")
         known = _KNOWN.get(kind) or kind.decode(errors="backslashreplace")
         number = int(time) if time.isdigit() else 0
-        return JournalEntry(entry[0], known, number, data, told, token.decode(errors="replace"), crossed)
+        return JournalEntry(entry[0], known, number, data, told, token.decode(errors="replace"))
 
 
 def _known(kind: str) -> EntryType | str:
@@ -185,12 +154,8 @@ class JournalWriter:
         self._told: list[tuple[str, str, int, dict[str, Any] | None]] = []
         # large results: the entry of each, by call id
         self.large: dict[str, str] = {}
-        self._crossed: list[Expected] = []
-        self._noted: set[tuple[str, str]] = set()
-        # those of them that no entry names yet
-        self._unwritten: list[Expected] = []
-        # the claim on its way: what it is answered, what it writes, the messages behind it
-        self._claiming: tuple[asyncio.Future[list[Any]], tuple[Any, ...], Sequence[Outgoing]]
+        # the claim on its way: what it is answered, what it writes
+        self._claiming: tuple[asyncio.Future[list[Any]], tuple[Any, ...]]
         # what is written with it: ids, types and data
         self.begun: list[tuple[str, EntryType, dict[str, Any]]] = []
         # told of every later entry as it is written: its id, type and data
@@ -204,7 +169,7 @@ class JournalWriter:
         says: nothing may be written before.
 
         ttl: seconds after which an abandoned journal disappears. then: what follows the claim in the same step.
-        messages: published behind it, and noted.
+        messages: published behind it.
         """
         writer = cls(bus, key, 1, 0)
         writer._claim([(EntryType.CLAIMED, data), *then], ttl, messages)
@@ -212,13 +177,12 @@ class JournalWriter:
 
     async def owned(self) -> bool:
         """False when somebody else has claimed the journal before."""
-        claiming, written, messages = self._claiming
-        reply, *others = await claiming
+        claiming, written = self._claiming
+        reply, *_ = await claiming
         try:
             await self._check(reply, *written)
         except Fenced:
             return False
-        self._published(messages, others)
         return True
 
     @classmethod
@@ -240,9 +204,6 @@ class JournalWriter:
         for entry in before:
             if entry.type in _TOLD or entry.type in _NAMED or entry.type is EntryType.TOOL_RESULT:
                 writer._tell(entry.id, entry.type, entry.time, entry.value(), len(entry.data))
-            for crossing in entry.crossings():
-                writer._noted.add(crossing)
-                writer._crossed.append(Expected(*crossing))
         return writer, before
 
     @staticmethod
@@ -268,47 +229,17 @@ class JournalWriter:
         """The id of the new entry. Raises Fenced when the journal belongs to somebody else or has expired.
 
         also: commands sent behind it in the same write; they are carried out even when the entry is refused.
-        messages: published behind it in the same way, and noted.
+        messages: published behind it in the same way.
         """
         command = self._command(kind, data)
         self.on_entry(self.position, kind, data)
         publishing = [self._bus.publishing(message) for message in messages]
         replies = await self._bus.link.pipe_raw([command, *also, *publishing])
-        entry_id = await self._confirm(kind, data, command, replies[0])
-        self._published(messages, replies[1 + len(also) :])
-        return entry_id
-
-    # ── what crossed the bus ─────────────────────────────────────────────────────────────────────────────────
-
-    def note(self, subject: str, entry_id: str) -> None:
-        """A message of the response is on the bus: an entry to come names it, in the order in which they are noted."""
-        self.fill(self.expect(subject), entry_id)
-
-    def expect(self, subject: str) -> Expected:
-        """Keeps the place of a message that is on the bus, until it is known under which id."""
-        expected = Expected(subject)
-        self._crossed.append(expected)
-        return expected
-
-    def fill(self, expected: Expected, entry_id: str) -> None:
-        """Gives a message whose place was kept its id. A place that turns out to be another one's is given up."""
-        if expected.entry_id:
-            return
-        if (expected.subject, entry_id) in self._noted:
-            self._crossed = [one for one in self._crossed if one is not expected]
-            return
-        self._noted.add((expected.subject, entry_id))
-        expected.entry_id = entry_id
-        self._unwritten.append(expected)
-
-    @property
-    def crossed(self) -> list[Crossing]:
-        """The messages of the response whose ids are known, also those that an earlier owner noted."""
-        return [Crossing(one.subject, one.entry_id) for one in self._crossed if one.entry_id]
+        return await self._confirm(kind, data, command, replies[0])
 
     async def publish(self, messages: Sequence[Outgoing], also: Sequence[Command] = ()) -> None:
-        """Publishes messages of the response, notes them, and carries out further commands, in one write. Raises the
-        first error among the replies, but not that the place of what only observers read is no stream."""
+        """Publish messages of the response and carry out further commands, in one write. Raises the first error among
+        the replies, except WRONGTYPE on a stream that only observers read."""
         commands = [*(self._bus.publishing(message) for message in messages), *also]
         replies = await self._bus.link.pipe_raw(commands)
         for number, reply in enumerate(replies):
@@ -317,12 +248,6 @@ class JournalWriter:
                 log.error("bus.not_a_stream", stream=messages[number].envelope.subject, error=str(reply))
             else:
                 checked(reply)
-        self._published(messages, replies)
-
-    def _published(self, messages: Sequence[Outgoing], replies: Sequence[Any]) -> None:
-        for message, reply in zip(messages, replies, strict=False):
-            if isinstance(reply, bytes):
-                self.note(message.envelope.subject, reply.decode())
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -356,11 +281,6 @@ class JournalWriter:
         self._count(kind)
         if kind is EntryType.COMPLETED:
             extra = ("told", orjson.dumps(self._told))
-        if kind in TERMINAL or (self._unwritten and kind not in _DELTAS):
-            named = self._crossed if kind in TERMINAL else self._unwritten
-            crossed = [(one.subject, one.entry_id) for one in named if one.entry_id]
-            extra = (*extra, "crossed", orjson.dumps(crossed))
-            self._unwritten = []
         return _WRITE((self.key,), self.position, kind, now_ms(), orjson.dumps(data), *extra)
 
     def _claim(self, items: Items, ttl: int, messages: Sequence[Outgoing] = ()) -> None:
@@ -376,7 +296,7 @@ class JournalWriter:
         command = _CLAIM((self.key,), ttl, claim, *entries)
         # what else a beginning answer asks comes before
         claiming = self._bus.link.submit([command, *publishing], True)
-        self._claiming = (asyncio.ensure_future(claiming), (*entries[:4], "claim", claim), messages)
+        self._claiming = (asyncio.ensure_future(claiming), (*entries[:4], "claim", claim))
 
     async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:
         if reply is None:
@@ -427,17 +347,15 @@ _APPEND_AFTER = script("append_after_end", "publish_entry")
 
 
 async def append_after(
-    bus: Bus, key: str, kind: EntryType, data: dict[str, Any], *, message: Crossing, once: str, patience: float = 30.0
+    bus: Bus, key: str, kind: EntryType, data: dict[str, Any], *, once: str, patience: float = 30.0
 ) -> str | None:
     """The id of an entry that another participant adds after completion (critique, pairwise, reward).
 
-    message: what it has published of it.
     once: a name under which it is added at most one time.
     patience: seconds to wait for a response that is still being written.
     None when the journal has expired or its response is not completed in time.
     """
-    shown, named = orjson.dumps(data), orjson.dumps([tuple(message)])
-    command = _APPEND_AFTER((key,), once, kind.value, now_ms(), shown, named, *(t.value for t in TERMINAL))
+    command = _APPEND_AFTER((key,), once, kind.value, now_ms(), orjson.dumps(data), *(t.value for t in TERMINAL))
     until = asyncio.get_running_loop().time() + patience
     pause = 0.02
     while True:

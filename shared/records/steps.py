@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import orjson
@@ -23,7 +22,6 @@ from shared.records.folding import Event, Folding, bounded, parse
 from shared.records.journal import (
     LATE,
     TERMINAL,
-    Crossing,
     EntryType,
     append_after,
     read_journal,
@@ -56,20 +54,10 @@ class Unanswered(BaseModel):
     error: dict[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What happened in a query, oldest first, and the messages of it that crossed the bus."""
-
-    events: list[Event] = field(default_factory=list)
-    crossed: list[Crossing] = field(default_factory=list)
-
-
-def keeping(
-    session_id: str, query_id: str, events: Sequence[Event], crossed: Sequence[Crossing], why: Unanswered | None = None
-) -> Command:
+def keeping(session_id: str, query_id: str, events: Sequence[Event], why: Unanswered | None = None) -> Command:
     """Keeps what happened in a query; a repeat changes nothing. why: there is no answer, and so no turn."""
     keys = (session_key(session_id), deleted_key(session_id), steps_key(session_id))
-    return _KEEP(keys, query_id, bounded(events, crossed), why.model_dump_json() if why else "")
+    return _KEEP(keys, query_id, bounded(events), why.model_dump_json() if why else "")
 
 
 def unanswered(query: QueryReceived, kind: EntryType, data: Mapping[str, Any]) -> Unanswered | None:
@@ -93,7 +81,7 @@ async def keep_ended(bus: Bus, query: QueryReceived, query_id: str) -> None:
     why = None if turn else unanswered(query, EntryType(end.type), end.value())
     if turn or why:
         events = Folding(one for one in journal if one.type not in LATE).events(turn.answer if turn else None)
-        await bus.link.call(*keeping(query.session_id, query_id, events, end.crossings(), why))
+        await bus.link.call(*keeping(query.session_id, query_id, events, why))
 
 
 async def tell_after(
@@ -103,61 +91,63 @@ async def tell_after(
     kind: EntryType,
     data: dict[str, Any],
     *,
-    message: Crossing,
+    message_id: str,
     once: str,
 ) -> None:
     """Adds what another participant says of a response after its end (critique, pairwise, reward): to its journal, and
     for people to its session, where the newest of each kind stays.
 
-    message: what it has published of it. once: a name under which the journal has it at most one time.
+    message_id: the entry id of the message that the participant published; it places the event among others. once: a
+    name under which the journal has it at most one time.
     """
     query_id, _, respondent = response.rpartition(":")
-    await append_after(bus, journal_key(query_id, respondent), kind, data, message=message, once=once)
+    await append_after(bus, journal_key(query_id, respondent), kind, data, once=once)
     if respondent != _SHOWN:
         return
     # an answer that another program wrote is in no session
     with contextlib.suppress(ValueError, DecodeError):
         keys = (session_key(session_id), deleted_key(session_id), steps_key(session_id), turns_key(session_id, _SHOWN))
-        place, value = f"{padded(query_id)} ", orjson.dumps([data, tuple(message)])
+        place, value = f"{padded(query_id)} ", orjson.dumps([data, message_id])
         await bus.link.call(*_JUDGE(keys, query_id, place, kind.value, value))
 
 
-async def read_steps(bus: Bus, session_id: str, turn: Turn | None, query_id: str) -> Told | None:
-    """What is kept of a query of the session, with what was thought of its answer; None when nothing is.
+async def read_steps(bus: Bus, session_id: str, turn: Turn | None, query_id: str) -> list[Event] | None:
+    """What is kept of a query of the session, oldest first, with what was thought of its answer; None when nothing is.
 
     turn: the query's, which has the answer's text.
     """
     fields = [query_id, *(f"{query_id} {kind.value}" for kind in _LATE)]
     record, *late = await bus.link.call("HMGET", steps_key(session_id), *fields)
     try:
-        events, crossed = parse(record) if record is not None else ([], [])
+        events = parse(record) if record is not None else []
     except ValueError as exc:
         not_understood(steps_key(session_id), query_id, str(exc), record)
-        events, crossed = [], []
+        events = []
     if turn is not None:
         events = [(one, kind, {"answer": turn.answer, **data} if kind in TERMINAL else data)
                   for one, kind, data in events]  # fmt: skip
     judged = [(kind, *said) for kind, raw in zip(_LATE, late, strict=True) if (said := _said(query_id, raw))]
     place = (0, 0)
-    for kind, data, message in sorted(judged, key=lambda one: order(one[2].entry_id)):
+    for kind, data, message_id in sorted(judged, key=lambda one: order(one[2])):
         # two streams may have given the same id
-        place = max((place[0], place[1] + 1), order(message.entry_id))
+        place = max((place[0], place[1] + 1), order(message_id))
         events.append((f"{place[0]}-{place[1]}", kind.value, data))
-        crossed.append(message)
-    return Told(events, crossed) if events else None
+    return events or None
 
 
 _LATE = tuple(sorted(LATE))
 
 
-def _said(query_id: str, raw: bytes | None) -> tuple[dict[str, Any], Crossing] | None:
+def _said(query_id: str, raw: bytes | None) -> tuple[dict[str, Any], str] | None:
     if raw is None:
         return None
     try:
-        data, (subject, entry_id) = orjson.loads(raw)
-        order(entry_id)
-        return dict(data), Crossing(str(subject), str(entry_id))
-    except (TypeError, ValueError) as exc:
+        data, message = orjson.loads(raw)
+        # earlier releases wrote the message's subject too
+        message_id = message if isinstance(message, str) else message[1]
+        order(message_id)
+        return dict(data), message_id
+    except (TypeError, ValueError, LookupError, AttributeError) as exc:
         not_understood("the steps of a session", query_id, type(exc).__name__, raw)
         return None
 

@@ -81,7 +81,7 @@ async def test_a_cancel_at_another_gateway_closes_the_models_connection_within_a
         assert data["answer"].startswith("w0 w1 ")
         # the stream of a client that only looks on ends too
         assert event_types((await waiting).content)[-1] == "cancelled"
-        shown = (await second.get(f"/queries/{query_id}")).json()
+        shown = (await second.get(f"/queries/{query_id}?event_log=true")).json()
         assert (shown["state"], shown["finish_reason"]) == ("cancelled", "cancelled")
         assert "query.cancel" in shown["events"]
         # what was said is kept and marked; repeating the cancel changes nothing

@@ -215,7 +215,7 @@ async def test_a_question_that_waited_at_a_killed_gateway_is_found_at_the_other_
         with pytest.raises(httpx.TransportError):
             await asking
         # the client does not know the id yet: it repeats its request
-        repeated = await second.post("/query", json=body, headers=key)
+        repeated = await second.post("/query?event_log=false", json=body, headers=key)
         assert repeated.status_code == 200, repeated.text
         assert repeated.json()["answer"] == ANSWER
         query_id = repeated.json()["query_id"]
@@ -272,14 +272,14 @@ async def test_a_result_names_its_bus_events_in_order(stack: HttpStack) -> None:
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-query-id"] == told["query_id"]
     assert response.headers["x-session-id"] == "s3" == told["session_id"]
-    step = "agent.transition"
-    assert told["events"] == [
-        "query.received", step, step, step, step, "tool.request.web_search", "tool.result.web_search", step, step,
-        "response.generation", "answer.dialog",
-    ]  # fmt: skip
-    times = [event["t"] for event in told["event_log"]]
-    assert times == sorted(times)
-    assert [event["subject"] for event in told["event_log"]] == told["events"]
+    log = told["event_log"]
+    assert [event["subject"] for event in log] == told["events"]
+    assert log[0]["subject"] == "query.received"
+    needed = {"agent.transition", "tool.result.web_search", "response.generation", "answer.dialog"}
+    assert needed <= set(told["events"])
+    assert told["events"].count("agent.transition") >= 6
+    ids = [tuple(map(int, event["id"].split("-"))) for event in log]
+    assert ids == sorted(ids)
     # each stands where it is said to be; a finished request leaves its stream within two heartbeats
     with redis.Redis.from_url(stack.redis.url) as bus:
         for event in told["event_log"]:

@@ -16,7 +16,6 @@ from shared.bus import START, Bus, Entry, Follower, JournalSubscriber, open_subs
 from shared.bus.keys import journal_key
 from shared.errors import Fenced
 from shared.records.journal import (
-    Crossing,
     EntryType,
     JournalEntry,
     JournalWriter,
@@ -27,7 +26,6 @@ from shared.records.journal import (
 )
 
 KEY = journal_key("1-1", "A")
-SAID = Crossing("critique.result", "9-0")
 # Longer than all rounds of looking that a lost ring may take, on a busy machine.
 SOON = 10.0
 
@@ -87,7 +85,7 @@ async def test_what_comes_after_the_end_is_rung_too(bus: Bus, monkeypatch: pytes
         follower = bell.follow(KEY, "1-2")
         critique = asyncio.create_task(follower.next())
         await listening(bell, KEY)
-        await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique")
+        await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
         (entry,) = await asyncio.wait_for(critique, SOON)
         assert JournalEntry.parse(entry).type is EntryType.CRITIQUE
 
@@ -121,7 +119,7 @@ async def test_what_redis_refused_is_rung_to_nobody(bus: Bus, raw: redis.Redis) 
         raw.delete(KEY)
         with pytest.raises(Fenced):
             await second.append(EntryType.ANSWER, {"text": "expired"})
-        await append_after(bus, KEY, EntryType.CRITIQUE, {}, message=SAID, once="c", patience=0)
+        await append_after(bus, KEY, EntryType.CRITIQUE, {}, once="c", patience=0)
         raw.spublish(KEY, "end")
         messages: list[bytes] = []
         while not messages or messages[-1] != b"end":
@@ -298,15 +296,13 @@ async def test_a_key_that_is_no_journal_is_read_as_none(bus: Bus, raw: redis.Red
 
 async def test_a_completed_journal_tells_at_its_end_what_a_result_needs(bus: Bus, raw: redis.Redis) -> None:
     first = await claim(bus)
-    first.note("agent.transition", "5-0")
     await first.append(EntryType.STATE, {"from": "A", "to": "B"})
     await first.append_all([(EntryType.ANSWER, {"text": "x"})] * 3_000)
     # what an earlier owner wrote is told by the one that completes
     second = await claim(bus)
     await second.append(EntryType.NOTICE, {"code": "a", "message": "b"})
-    second.note("answer.dialog", "6-0")
     await second.append(EntryType.COMPLETED, {"answer": "x" * 3_000})
-    await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique")
+    await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
     before = calls(raw, "xrange")
     told = [entry async for page in read_result(bus, KEY) for entry in page]
     assert calls(raw, "xrange") == before
@@ -314,8 +310,6 @@ async def test_a_completed_journal_tells_at_its_end_what_a_result_needs(bus: Bus
     assert [(entry.id, entry.type) for entry in told] == [
         (entry.id, entry.type) for entry in await read_journal(bus, KEY) if entry.type in kinds
     ]
-    crossed = [Crossing("agent.transition", "5-0"), Crossing("answer.dialog", "6-0")]
-    assert [entry.crossings() for entry in told] == [[], crossed, [SAID]]
     assert [orjson.loads(entry.data) for entry in told[:1]] == [
         {"code": "a", "message": "b"},
     ]

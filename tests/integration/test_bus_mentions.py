@@ -11,8 +11,8 @@ from shared.bus.scripts import FIND_BY_TEXT
 END = f"{2**64 - 1}-0"
 
 
-async def mentions(bus: Bus, since: str, text: str, count: int, *more: str) -> tuple[str, list[str]]:
-    found = await bus.link.call(*FIND_BY_TEXT(("s",), since, END, text, count, *more))
+async def mentions(bus: Bus, since: str, text: str, count: int) -> tuple[str, list[str]]:
+    found = await bus.link.call(*FIND_BY_TEXT(("s",), since, END, text, count))
     return found[0].decode(), [entry_id.decode() for entry_id in found[1:]]
 
 
@@ -31,26 +31,6 @@ async def test_every_mention_of_a_page_is_found_and_where_to_go_on(bus: Bus, ids
     assert await mentions(bus, "(20-0", "<same>", 11) == ("", [])
 
 
-async def test_only_the_first_mention_is_looked_for_where_that_is_asked(bus: Bus, ids: list[str]) -> None:
-    assert await mentions(bus, "0-0", "<same>", 40, "FIRST") == ("", ["5-0"])
-    assert await mentions(bus, "(5-0", "<same>", 40, "FIRST") == ("", ["15-0"])
-    assert await mentions(bus, "0-0", "<30>", 40, "FIRST") == ("", ["30-0"])
-    assert await mentions(bus, "0-0", "<2>", 2, "FIRST") == ("", ["2-0"])
-    # no further than so many entries
-    assert await mentions(bus, "0-0", "<15>", 14, "FIRST") == ("(14-0", [])
-    assert await mentions(bus, "0-0", "<nowhere>", 40, "FIRST") == ("", [])
-
-
-async def test_what_follows_the_first_mention_is_not_read(bus: Bus, raw: redis.Redis, ids: list[str]) -> None:
-    def reads() -> int:
-        return int(raw.info("commandstats").get("cmdstat_xrange", {}).get("calls", 0))
-
-    before = reads()
-    assert await mentions(bus, "1-0", "<1>", 40, "FIRST") == ("", ["1-0"])
-    # the first entry alone
-    assert reads() == before + 1
-
-
 async def test_a_mention_is_looked_for_in_values_from_their_first_to_their_last_byte(
     bus: Bus, raw: redis.Redis
 ) -> None:
@@ -59,7 +39,5 @@ async def test_a_mention_is_looked_for_in_values_from_their_first_to_their_last_
     raw.xadd("s", {"a": "x", "b": "y", "c": "at the end <same>"}, id="3-0")
     raw.xadd("s", {"a": "<Same>", "b": "same>"}, id="4-0")
     assert await mentions(bus, "0-0", "<same>", 40) == ("", ["2-0", "3-0"])
-    # of two beside each other the first alone
-    assert await mentions(bus, "2-0", "<same>", 40, "FIRST") == ("", ["2-0"])
     # a text, and no pattern
     assert await mentions(bus, "0-0", "<.ame>", 40) == ("", [])

@@ -50,15 +50,6 @@ async def test_a_question_is_answered_as_json(site: Site, fake: FakeGenerator) -
     assert told["query_id"] == fake.started[0] == response.headers["x-query-id"]
     assert told["usage"] == {"prompt_tokens": 11, "completion_tokens": 7}
     assert [call["tool"] for call in told["tool_calls"]] == ["web_search"]
-    assert told["events"] == [
-        "query.received", "agent.transition", "agent.transition", "tool.request.web_search", "tool.result.web_search",
-        "response.generation", "answer.dialog",
-    ]  # fmt: skip
-    times = [event["t"] for event in told["event_log"]]
-    assert times == sorted(times)
-    assert times[0] == 0
-    assert {event["stream"] for event in told["event_log"]} == {f"local2:{subject}" for subject in told["events"]}
-    assert told["event_log"][0]["id"] == told["query_id"]
     message = fake.queries[0]
     assert message.envelope.deadline is not None
     assert message.envelope.traceparent.startswith("00-")
@@ -226,7 +217,7 @@ async def test_text_of_a_restarted_call_is_not_shown_twice(site: Site, fake: Fak
 async def test_a_finished_result_is_told_by_its_end_and_is_the_same_as_from_all_entries(
     query: str, site: Site, fake: FakeGenerator, raw: redis.Redis
 ) -> None:
-    told = (await site.http.post("/query", json={"query": query})).json()
+    told = (await site.http.post("/query?event_log=false", json={"query": query})).json()
     query_id = told["query_id"]
     again: dict[str, Any] = {}
 
@@ -243,9 +234,7 @@ async def test_a_finished_result_is_told_by_its_end_and_is_the_same_as_from_all_
         fields.pop(b"told", None)
         raw.xadd("local2:journal:1-1:A", fields, id=entry_id)
     whole = (await site.http.get("/queries/1-1")).json()
-    *_, named = (result.pop("event_log") for result in (again, told, whole))
     assert {**whole, "query_id": query_id} == again == told
-    assert [event["subject"] for event in named] == told["events"]
 
 
 async def test_an_answer_that_is_deleted_in_the_moment_it_ends_is_not_found(
@@ -443,14 +432,12 @@ async def test_a_followed_stream_goes_on_until_the_critique(site: Site, fake: Fa
                         "type": "critique",
                         "time": "1",
                         "data": json.dumps(critique),
-                        "crossed": json.dumps([["critique.result", f"{int(query_id.partition('-')[0]) + 1_000}-0"]]),
                     },
                 )
     kinds = [event[1] for event in events(text)]
     assert kinds[-2:] == ["completed", "critique"]
     shown = (await site.http.get(f"/queries/{query_id}")).json()
     assert shown["critique"] == critique
-    assert shown["events"][-1] == "critique.result"
     after = await site.http.get(
         f"/queries/{query_id}/events?follow=true", headers={"Last-Event-ID": events(text)[-2][0]}
     )

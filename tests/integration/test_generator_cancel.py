@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -46,8 +47,7 @@ async def test_a_cancel_closes_the_models_connection_and_keeps_what_was_written(
         await on.idle()
         assert await on.published(RESPONSE_GENERATION) == []
         assert [t.to for t in await on.published(AGENT_TRANSITION, query_id)][2:] == ["ERROR", "IDLE"]
-        step = "agent.transition"
-        assert [one.subject for one in await on.check_crossed(query_id)] == [step, step, "query.cancel", step]
+        assert Counter(await on.logged(query_id)) == {"query.received": 1, "agent.transition": 4, "query.cancel": 1}
         # the next query of the session sees the part
         await on.answer(await on.ask("go on", "s1"))
         assert [m["content"] for m in on.server.requests[-1].body["messages"][1:]] == ["hold on", "one two ", "go on"]
@@ -82,8 +82,7 @@ async def test_a_cancel_stops_the_running_tool(redis_url: str) -> None:
 
         await eventually(stopped, 1.0)
         await on.idle()
-        named = [one.subject for one in (await on.ended(query_id)).crossings()]
-        assert (named.count("tool.request.probe"), named.count("query.cancel")) == (1, 1)
+        assert "query.cancel" in await on.logged(query_id)
 
 
 async def test_a_cancel_reaches_a_query_that_waits_behind_another(redis_url: str) -> None:

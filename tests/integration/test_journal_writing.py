@@ -17,7 +17,6 @@ from shared.envelope import Envelope, now_ms
 from shared.errors import Fenced
 from shared.records.journal import (
     LARGE_RESULT,
-    Crossing,
     EntryType,
     JournalEnded,
     JournalWriter,
@@ -30,7 +29,6 @@ from shared.telemetry import metrics
 from shared.telemetry.meter import Meter
 
 KEY = journal_key("1-1", "A")
-SAID = Crossing("critique.result", "9-0")
 
 
 async def claim(bus: Bus, owner: str, *, fresh: bool = False) -> tuple[JournalWriter, list[Any]]:
@@ -56,8 +54,7 @@ async def test_a_new_journal_begins_with_everything_or_nothing(bus: Bus, raw: re
     found = await read_journal(bus, KEY)
     assert [(entry.id, entry.type, entry.value()) for entry in found] == writer.begun
     assert 0 < raw.ttl(KEY) <= 60
-    # the message is noted, and named by the next entry
-    assert [crossing.subject for crossing in writer.crossed] == [QUERY_CANCEL.name]
+    assert raw.xlen(QUERY_CANCEL.stream) == 1
     # somebody who expects nothing there finds the journal, and adds to it its claim alone
     assert not await JournalWriter.begin(bus, KEY, {"owner": "r2"}, 60, begins).owned()
     other, before = await JournalWriter.claim(bus, KEY, {"owner": "r2"}, 60)
@@ -132,7 +129,7 @@ def fields(raw: redis.Redis, key: str = KEY) -> list[tuple[str, dict[str, Any]]]
     ]
 
 
-async def test_an_entry_is_written_with_what_crossed_before_it_and_the_end_with_everything(
+async def test_an_entry_is_written_with_its_fields_and_the_end_with_notices(
     bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.records.journal.now_ms", lambda: 5)
@@ -142,79 +139,64 @@ async def test_an_entry_is_written_with_what_crossed_before_it_and_the_end_with_
     writer, _ = await claim(bus, "r1", fresh=True)
     assert (writer.position, writer.next_position) == ("1-1", "1-2")
     writer.on_entry = lambda *what: told.append(what)
-    asked, kept = Crossing("tool.request.x", "7-1"), writer.expect("agent.transition")
-    writer.note(*asked)
-    # text that comes by the thousand names nothing, and so keeps nothing from being named
     await writer.append(EntryType.ANSWER, {"text": "a"})
     await writer.append(EntryType.STATE, {"to": "B"})
     await writer.append(EntryType.NOTICE, {"code": "n"})
-    writer.fill(kept, "8-1")
-    writer.fill(kept, "8-2")
-    writer.expect("never known")
     await writer.append_all([])
     await writer.append_all([(EntryType.TOOL_REQUEST, {"n": 0}), (EntryType.TOOL_REQUEST, {"n": 1})], ["one", "two"])
     end = await writer.append(EntryType.COMPLETED, {"answer": "a"})
-    crossed = [["agent.transition", "8-1"], ["tool.request.x", "7-1"]]
     plain = {"time": "5", "data": '{"n":0}'}
     written = fields(raw)
     assert len(written[0][1].pop("claim")) == 32
     assert written == [
         ("1-1", {"type": "claimed", "time": "5", "data": '{"owner":"r1"}'}),
         ("1-2", {"type": "answer", "time": "5", "data": '{"text":"a"}'}),
-        ("1-3", {"type": "state", "time": "5", "data": '{"to":"B"}', "crossed": '[["tool.request.x","7-1"]]'}),
+        ("1-3", {"type": "state", "time": "5", "data": '{"to":"B"}'}),
         ("1-4", {"type": "notice", "time": "5", "data": '{"code":"n"}'}),
-        ("1-5", {"type": "tool.request", **plain, "token": "one", "crossed": '[["agent.transition","8-1"]]'}),
+        ("1-5", {"type": "tool.request", **plain, "token": "one"}),
         ("1-6", {"type": "tool.request", **plain, "data": '{"n":1}', "token": "two"}),
-        ("1-7", {"type": "completed", "time": "5", "data": '{"answer":"a"}', "crossed": orjson.dumps(crossed).decode(),
+        ("1-7", {"type": "completed", "time": "5", "data": '{"answer":"a"}',
                  "told": '[["1-4","notice",5,{"code":"n"}]]'}),
     ]  # fmt: skip
     assert end == writer.position == "1-7"
     assert told == [
         (entry_id, EntryType(one["type"]), orjson.loads(one["data"])) for entry_id, one in written[1:]
     ]  # fmt: skip
-    assert writer.crossed == [Crossing(*one) for one in crossed]
     assert meter._journal.labels("tool.request")._value.get() == 2
 
 
 @pytest.mark.parametrize("kind", [EntryType.FAILED, EntryType.CANCELLED])
-async def test_an_end_that_is_no_answer_names_what_crossed_and_tells_of_nothing(
-    kind: EntryType, bus: Bus, raw: redis.Redis
-) -> None:
+async def test_an_end_that_is_no_answer_tells_of_nothing(kind: EntryType, bus: Bus, raw: redis.Redis) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
     await writer.append(EntryType.NOTICE, {"code": "n"})
     await writer.append(kind, {"code": "c"})
-    assert set(fields(raw)[-1][1]) == {"type", "time", "data", "crossed"}
-    assert fields(raw)[-1][1]["crossed"] == "[]"
+    assert set(fields(raw)[-1][1]) == {"type", "time", "data"}
 
 
 def message(subject: Subject[Any] = QUERY_CANCEL, once: str | None = None) -> Outgoing:
     return Outgoing(Envelope(subject.name, b'{"query_id":"1-1"}'), once=once)
 
 
-async def test_messages_cross_with_the_entry_behind_which_they_are_published(bus: Bus, raw: redis.Redis) -> None:
+async def test_messages_are_published_with_the_entry_that_they_follow(bus: Bus, raw: redis.Redis) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
     also = [("SET", "one", "1"), ("SET", "two", "2")]
     place = await writer.append(EntryType.STATE, {"to": "B"}, also, messages=[message(), message(QUERY_RECEIVED)])
     assert (place, raw.get("one"), raw.get("two")) == ("1-2", b"1", b"2")
-    first, second = (raw.xrange(one.stream)[0][0].decode() for one in (QUERY_CANCEL, QUERY_RECEIVED))
-    assert writer.crossed == [Crossing("query.cancel", first), Crossing("query.received", second)]
+    assert (raw.xlen(QUERY_CANCEL.stream), raw.xlen(QUERY_RECEIVED.stream)) == (1, 1)
     await writer.publish([message()], [("SET", "three", "3")])
     assert raw.get("three") == b"3"
-    third = raw.xrange(QUERY_CANCEL.stream)[1][0].decode()
-    assert writer.crossed[2:] == [Crossing("query.cancel", third)]
-    await writer.append(EntryType.STATE, {"to": "C"})
-    assert (await read_journal(bus, KEY))[-1].crossings() == writer.crossed
+    assert raw.xlen(QUERY_CANCEL.stream) == 2
     # what is published a second time is not there a second time
     for _ in range(2):
         await writer.publish([message(once="name")])
-    assert len(writer.crossed) == 4
+    assert raw.xlen(QUERY_CANCEL.stream) == 3
 
 
 async def test_an_answer_is_finished_although_those_who_only_watch_see_nothing(bus: Bus, raw: redis.Redis) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
     raw.set(QUERY_CANCEL.stream, "no stream")
     await writer.publish([message(), message(QUERY_RECEIVED)], [("SET", "one", "1")])
-    assert [one.subject for one in writer.crossed] == ["query.received"]
+    assert (raw.xlen(QUERY_RECEIVED.stream), raw.get("one")) == (1, b"1")
     # whoever works on it would never hear of it, and what is no message is refused for a reason
     raw.delete(QUERY_RECEIVED.stream)
     raw.set(QUERY_RECEIVED.stream, "no stream")
@@ -297,7 +279,7 @@ async def test_of_what_is_completed_the_end_tells_enough_and_else_everything_is_
     await writer.append(EntryType.ANSWER, {"text": "a"})
     await writer.append(EntryType.NOTICE, {"code": "n"})
     await writer.append(EntryType.COMPLETED, {"answer": "a"})
-    late = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, message=SAID, once="r")
+    late = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, once="r")
     (shown,) = [page async for page in read_result(bus, KEY)]
     assert [entry.id for entry in shown] == ["1-3", "1-4", late]
     # one whose end tells nothing
@@ -307,26 +289,23 @@ async def test_of_what_is_completed_the_end_tells_enough_and_else_everything_is_
     assert [entry.id async for page in read_result(bus, KEY) for entry in page] == ["1-1", "1-2", "1-3"]
 
 
-async def test_what_others_add_says_what_they_published_and_is_added_once(
-    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_others_add_is_added_once(bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.records.journal.now_ms", lambda: 5)
     for kind in ("failed", "cancelled", "completed"):
         raw.delete(KEY)
         raw.xadd(KEY, {"type": kind, "time": 1, "data": "{}"}, id="1-1")
-        added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="c", patience=0.0)
+        added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="c", patience=0.0)
         assert fields(raw)[1:] == [
-            (added, {"once": "c", "type": "critique", "time": "5", "data": '{"score":5}',
-                     "crossed": '[["critique.result","9-0"]]'}),
+            (added, {"once": "c", "type": "critique", "time": "5", "data": '{"score":5}'}),
         ]  # fmt: skip
     # however much came behind the end, it has ended
     pipe = raw.pipeline()
     for n in range(600):
         pipe.xadd(KEY, {"once": f"other {n}", "type": "reward", "time": "1", "data": "{}"})
     pipe.execute()
-    last = await append_after(bus, KEY, EntryType.PAIRWISE, {}, message=SAID, once="p", patience=0.0)
+    last = await append_after(bus, KEY, EntryType.PAIRWISE, {}, once="p", patience=0.0)
     assert last == fields(raw)[-1][0]
-    assert await append_after(bus, KEY, EntryType.PAIRWISE, {}, message=SAID, once="p", patience=0.0) == last
+    assert await append_after(bus, KEY, EntryType.PAIRWISE, {}, once="p", patience=0.0) == last
     assert raw.xlen(KEY) == 603
 
 
@@ -343,12 +322,12 @@ async def test_who_appends_waits_ever_longer_and_as_long_as_he_says(
     clock = SimpleNamespace(sleep=sleep, get_running_loop=lambda: SimpleNamespace(time=lambda: now[0]))
     monkeypatch.setattr("shared.records.journal.asyncio", clock)
     raw.xadd(KEY, {"type": "answer", "time": 1, "data": "{}"}, id="1-1")
-    assert await append_after(bus, KEY, EntryType.REWARD, {}, message=SAID, once="r", patience=3.0) is None
+    assert await append_after(bus, KEY, EntryType.REWARD, {}, once="r", patience=3.0) is None
     assert waited == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
     assert raw.xlen(KEY) == 1
     # the last look is one that has waited no longer
     waited.clear()
-    assert await append_after(bus, KEY, EntryType.REWARD, {}, message=SAID, once="r", patience=0.0) is None
+    assert await append_after(bus, KEY, EntryType.REWARD, {}, once="r", patience=0.0) is None
     assert waited == []
 
 
@@ -361,7 +340,7 @@ async def test_whoever_follows_a_journal_is_rung_for_every_entry(
         assert ringing.get_message(timeout=10)
         writer, _ = await claim(bus, "r1", fresh=True)
         await writer.append(EntryType.COMPLETED, {"answer": "so"})
-        added = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, message=SAID, once="r")
+        added = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, once="r")
         heard = [ringing.get_message(timeout=10) or {} for _ in range(3)]
     assert [one.get("data", b"").decode() for one in heard] == [
         '1-1 claimed 5 {"owner":"r1"}', '1-2 completed 5 {"answer":"so"}', f'{added} reward 5 {{"reward":1}}',

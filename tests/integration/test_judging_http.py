@@ -56,7 +56,7 @@ class House:
         """The query's result, as soon as it has all of these."""
 
         async def look() -> dict[str, Any] | None:
-            shown: dict[str, Any] = (await self.ann.get(f"/queries/{query_id}")).json()
+            shown: dict[str, Any] = (await self.ann.get(f"/queries/{query_id}?event_log=true")).json()
             return shown if all(name in shown for name in wanted) else None
 
         found: dict[str, Any] = await eventually(look, 20, f"{wanted} of {query_id}")

@@ -24,7 +24,7 @@ from shared.bus.keys import (
     user_sessions_key,
 )
 from shared.records.erasing import erase
-from shared.records.journal import Crossing, EntryType
+from shared.records.journal import EntryType
 from shared.records.lanes import GROUPS, pairs
 from shared.records.session_records import SessionRecord, read_sessions, session_ids, write_sessions
 from shared.records.sessions import MAX_TURNS, Sessions, Turn
@@ -149,14 +149,13 @@ async def test_the_chosen_version_arrives_where_the_session_has_not_gone_on(bus:
 async def test_what_happened_in_every_query_arrives_with_it(bus: Bus, elsewhere: Bus) -> None:
     sessions = Sessions(bus)
     await sessions.open("s", "ann", "t")
-    said = Crossing("critique.result", "7-0")
     events = [("1-1", "thinking", {"text": "Well \u2028 …"}), ("1-2", "completed", {"model": "m"})]
     failed = Unanswered(query="q?", state="failed", error={"code": "model_missing", "message": "no"})
     for number in range(1, MAX_TURNS + 4):
         await bus.link.pipe([*sessions.appending("s", "A", Turn(f"{number}-0", "q", "a", number)),
-                             keeping("s", f"{number}-0", events, [said])])  # fmt: skip
-        await tell_after(bus, "s", f"{number}-0:A", EntryType.CRITIQUE, {"score": 5}, message=said, once="critique")
-    await bus.link.call(*keeping("s", "99-0", events, [], failed))
+                             keeping("s", f"{number}-0", events)])  # fmt: skip
+        await tell_after(bus, "s", f"{number}-0:A", EntryType.CRITIQUE, {"score": 5}, message_id="7-0", once="critique")
+    await bus.link.call(*keeping("s", "99-0", events, failed))
     pages = [page async for page in read_sessions(bus, ["s"])]
     assert [len(record["steps"]) for (record,) in pages] == [2 * MAX_TURNS + 2, 6]
     for _ in range(2):
@@ -167,7 +166,7 @@ async def test_what_happened_in_every_query_arrives_with_it(bus: Bus, elsewhere:
     told = await read_steps(elsewhere, "s", Turn("53-0", "q", "a", 53), "53-0")
     assert told == await read_steps(bus, "s", Turn("53-0", "q", "a", 53), "53-0")
     assert told is not None
-    assert [kind for _, kind, _ in told.events] == ["thinking", "completed", "critique"]
+    assert [kind for _, kind, _ in told] == ["thinking", "completed", "critique"]
     assert await read_unanswered(elsewhere, "s") == {"99-0": failed}
 
 

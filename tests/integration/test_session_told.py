@@ -11,15 +11,14 @@ import redis
 from shared.bus import Bus
 from shared.bus.keys import deleted_key, journal_key, session_key, steps_key, summary_key, turns_key
 from shared.contracts import QueryReceived
-from shared.records.journal import Crossing, EntryType, read_journal
+from shared.records.journal import EntryType, read_journal
 from shared.records.sessions import Sessions, Turn
-from shared.records.steps import Told, Unanswered, keep_ended, keeping, read_steps, read_unanswered, tell_after
+from shared.records.steps import Unanswered, keep_ended, keeping, read_steps, read_unanswered, tell_after
 from shared.records.summaries import Summaries, Summary
 
 STEPS = steps_key("s")
 TURN = Turn("5-1", "q", "the answer", 1)
 EVENTS: list[tuple[str, str, dict[str, Any]]] = [("1-1", "state", {"to": "B"}), ("1-2", "completed", {"model": "m"})]
-ASKED = [Crossing("query.received", "5-1")]
 WHY = Unanswered(query="q", state="failed", error={"code": "c", "message": "m"})
 
 
@@ -32,21 +31,20 @@ async def session(bus: Bus) -> Bus:
 
 
 async def judged(bus: Bus, kind: EntryType, place: str, response: str = "5-1:A", **data: Any) -> None:
-    message = Crossing(f"{kind.value}.result", place)
-    await tell_after(bus, "s", response, kind, data, message=message, once=f"{kind.value} {place}")
+    await tell_after(bus, "s", response, kind, data, message_id=place, once=f"{kind.value} {place}")
 
 
 async def test_what_happened_in_a_query_is_kept_once_with_the_reason_where_it_has_no_answer(
     session: Bus, raw: redis.Redis
 ) -> None:
     for model in ("m", "zombie"):
-        await session.link.call(*keeping("s", "5-1", [("1-2", "completed", {"model": model})], ASKED))
-        await session.link.call(*keeping("s", "6-1", EVENTS, [], WHY))
-        await session.link.call(*keeping("s", "6-1", EVENTS, [], Unanswered(query="other", state="cancelled")))
+        await session.link.call(*keeping("s", "5-1", [("1-2", "completed", {"model": model})]))
+        await session.link.call(*keeping("s", "6-1", EVENTS, WHY))
+        await session.link.call(*keeping("s", "6-1", EVENTS, Unanswered(query="other", state="cancelled")))
     kept = {name.decode(): orjson.loads(value) for name, value in raw.hgetall(STEPS).items()}
     assert kept == {
-        "5-1": {"events": [["1-2", "completed", {"model": "m"}]], "crossed": [["query.received", "5-1"]]},
-        "6-1": {"events": [list(event) for event in EVENTS], "crossed": []},
+        "5-1": {"events": [["1-2", "completed", {"model": "m"}]]},
+        "6-1": {"events": [list(event) for event in EVENTS]},
         "6-1 unanswered": WHY.model_dump(),
     }
     assert await read_unanswered(session, "s") == {"6-1": WHY}
@@ -61,7 +59,7 @@ async def test_nothing_is_kept_of_a_session_that_is_gone_or_of_a_query_that_is_o
 ) -> None:
     raw.set(deleted_key("s"), "6-0")
     for query_id, kept in (("5-9", 0), ("6-0", 0), ("6-1", 1)):
-        await session.link.call(*keeping("s", query_id, EVENTS, []))
+        await session.link.call(*keeping("s", query_id, EVENTS))
         assert raw.hlen(STEPS) == kept
     raw.delete(STEPS)
     # nor what is thought of one: its turn is from before
@@ -72,7 +70,7 @@ async def test_nothing_is_kept_of_a_session_that_is_gone_or_of_a_query_that_is_o
     assert raw.hkeys(STEPS) == [b"5-1 reward"]
     raw.delete(STEPS, session_key("s"))
     await judged(session, EntryType.REWARD, "9-2", stars=5)
-    await session.link.call(*keeping("s", "7-1", EVENTS, []))
+    await session.link.call(*keeping("s", "7-1", EVENTS))
     assert not raw.exists(STEPS)
 
 
@@ -97,20 +95,20 @@ async def test_what_is_thought_of_an_answer_is_kept_where_its_turn_is_and_the_ne
         "5-1:A",
         EntryType.CRITIQUE,
         {},
-        message=Crossing("critique.result", "8-4"),
+        message_id="8-4",
         once="of no session",
     )
     kept = {name.decode(): orjson.loads(value) for name, value in raw.hgetall(STEPS).items()}
     assert kept == {
-        "5-1 reward": [{"stars": 5}, ["reward.result", "9-1"]],
-        "5-1 critique": [{"score": 4}, ["critique.result", "8-0"]],
+        "5-1 reward": [{"stars": 5}, "9-1"],
+        "5-1 critique": [{"score": 4}, "8-0"],
     }
-    told = [(entry.type, entry.value(), entry.crossings()) for entry in (await read_journal(session, journal))[1:]]
+    told = [(entry.type, entry.value()) for entry in (await read_journal(session, journal))[1:]]
     assert told == [
-        (EntryType.REWARD, {"stars": 1}, [Crossing("reward.result", "9-0")]),
-        (EntryType.REWARD, {"stars": 5}, [Crossing("reward.result", "9-1")]),
-        (EntryType.CRITIQUE, {"score": 4}, [Crossing("critique.result", "8-0")]),
-        (EntryType.CRITIQUE, {}, [Crossing("critique.result", "8-4")]),
+        (EntryType.REWARD, {"stars": 1}),
+        (EntryType.REWARD, {"stars": 5}),
+        (EntryType.CRITIQUE, {"score": 4}),
+        (EntryType.CRITIQUE, {}),
     ]
     assert len(await read_journal(session, journal_key("5-1", "B"))) == 2
 
@@ -119,40 +117,35 @@ async def test_what_is_kept_is_told_with_the_turns_answer_and_what_was_thought_o
     session: Bus, raw: redis.Redis
 ) -> None:
     assert await read_steps(session, "s", TURN, "5-1") is None
-    await session.link.call(*keeping("s", "5-1", EVENTS, ASKED))
+    await session.link.call(*keeping("s", "5-1", EVENTS))
     await judged(session, EntryType.REWARD, "9-5", stars=5)
     await judged(session, EntryType.PAIRWISE, "10-0", winner="A")
     await judged(session, EntryType.CRITIQUE, "9-5", score=4)
     told = await read_steps(session, "s", TURN, "5-1")
-    named = {kind: Crossing(f"{kind}.result", place) for kind, place in
-             (("critique", "9-5"), ("reward", "9-5"), ("pairwise", "10-0"))}  # fmt: skip
-    assert told == Told(
-        [
-            ("1-1", "state", {"to": "B"}),
-            ("1-2", "completed", {"answer": "the answer", "model": "m"}),
-            # two streams may have given the same id
-            ("9-5", "critique", {"score": 4}),
-            ("9-6", "reward", {"stars": 5}),
-            ("10-0", "pairwise", {"winner": "A"}),
-        ],
-        [*ASKED, *named.values()],
-    )
+    assert told == [
+        ("1-1", "state", {"to": "B"}),
+        ("1-2", "completed", {"answer": "the answer", "model": "m"}),
+        # two streams may have given the same id
+        ("9-5", "critique", {"score": 4}),
+        ("9-6", "reward", {"stars": 5}),
+        ("10-0", "pairwise", {"winner": "A"}),
+    ]
     # without its turn it says what is kept of it
     bare = await read_steps(session, "s", None, "5-1")
     assert bare is not None
-    assert bare.events[1] == EVENTS[1]
+    assert bare[1] == EVENTS[1]
     # an answer that differs from its turn's is its own
-    await session.link.call(*keeping("s", "6-1", [("1-2", "cancelled", {"answer": "half"})], []))
+    await session.link.call(*keeping("s", "6-1", [("1-2", "cancelled", {"answer": "half"})]))
     other = await read_steps(session, "s", Turn("6-1", "q", "whole", 1), "6-1")
-    assert other == Told([("1-2", "cancelled", {"answer": "half"})], [])
+    assert other == [("1-2", "cancelled", {"answer": "half"})]
 
 
-@pytest.mark.parametrize("late", [b"{", b"[1]", b"[{},[]]", b'[{},["x","later"]]', b'[5,["x","9-0"]]', b"null"])
+@pytest.mark.parametrize("late", [b"{", b"[1]", b"[{},[]]", b'[{},["x","later"]]', b'[5,"9-0"]', b"[{},5]", b"null"])
 async def test_what_cannot_be_read_of_it_hides_nothing_else(late: bytes, session: Bus, raw: redis.Redis) -> None:
     await judged(session, EntryType.REWARD, "9-5", stars=5)
     raw.hset(STEPS, mapping={"5-1": b"{", "5-1 critique": late})
     reward = [("9-5", "reward", {"stars": 5})]
-    assert await read_steps(session, "s", TURN, "5-1") == Told(reward, [Crossing("reward.result", "9-5")])
+    assert await read_steps(session, "s", TURN, "5-1") == reward
     raw.hset(STEPS, mapping={
         "7-1 unanswered": "{", "x unanswered": WHY.model_dump_json(), b"\xff unanswered": "{}",
         "8-1 unanswered": WHY.model_dump_json(), "9-1 unanswered": '{"query":"q","state":"asleep"}',
@@ -160,6 +153,18 @@ async def test_what_cannot_be_read_of_it_hides_nothing_else(late: bytes, session
     })  # fmt: skip
     unanswered = await read_unanswered(session, "s")
     assert unanswered == {"8-1": WHY, "10-1": Unanswered(query="q", state="cancelled")}
+
+
+async def test_records_of_an_earlier_release_are_read_without_message_references(
+    session: Bus, raw: redis.Redis
+) -> None:
+    crossed = [["query.received", "5-1"]]
+    record = {"events": [["1-2", "completed", {"model": "m"}]], "crossed": crossed}
+    vote = [{"stars": 5}, ["reward.event", "9-5"]]
+    raw.hset(STEPS, mapping={"5-1": orjson.dumps(record), "5-1 reward": orjson.dumps(vote)})
+    assert await read_steps(session, "s", TURN, "5-1") == [
+        ("1-2", "completed", {"answer": "the answer", "model": "m"}), ("9-5", "reward", {"stars": 5}),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["completed", "cancelled", "failed"])
@@ -188,7 +193,7 @@ async def test_of_a_journal_that_has_ended_is_kept_what_it_tells(
     else:
         said = {"answer": "the answer"} if kind == "cancelled" else ended
         events = [["1-1", "claimed", {"model": "m"}], ["1-2", "answer", {"text": "the answer"}], ["1-3", kind, said]]
-    record = {query_id: {"events": events, "crossed": [["query.received", query_id]]}}
+    record = {query_id: {"events": events}}
     why: dict[str, Any] = {"query": "why?", "mode": "chat", "after": None, "state": kind, "error": None}
     if kind == "failed":
         why["error"] = ended

@@ -18,8 +18,8 @@ from services.gateway.service import listen, run
 from services.gateway.settings import GatewaySettings
 from shared.bus import Command, Delivery
 from shared.bus.keys import journal_key
-from shared.contracts import QUERY_RECEIVED, QueryReceived
-from shared.envelope import Message, now_ms
+from shared.contracts import QUERY_RECEIVED, Outgoing, QueryReceived
+from shared.envelope import Envelope, Message, now_ms
 from shared.participant.service import Context, Service, Work, receive
 from shared.participant.settings import Settings
 from shared.records import lanes
@@ -144,7 +144,7 @@ class _Answering:
         word, _, rest = query.query.partition(" ")
         await writer.append(EntryType.STATE, {"from": "IDLE", "action": "RECEIVE", "to": "RECEIVING"})
         await writer.append(EntryType.STATE, {"from": "RECEIVING", "action": "START_GENERATION", "to": "GENERATING"})
-        self._cross(writer, "agent.transition", "agent.transition")
+        await self._publish(query_id, "agent.transition", "agent.transition")
         calls: list[dict[str, Any]] = []
         thinking, answer = "Let me see.", f"You said: {rest or word}"
         await writer.append(EntryType.THINKING, {"text": thinking})
@@ -155,12 +155,11 @@ class _Answering:
             case "slow":
                 await writer.append(EntryType.ANSWER, {"text": "You "})
                 if await self._cancelled(query_id):
-                    self._cross(writer, "query.cancel")
                     await self._end(writer, EntryType.CANCELLED, {"answer": "You ", "thinking": thinking})
                     return ()
                 await writer.append(EntryType.ANSWER, {"text": answer.removeprefix("You ")})
             case "tool":
-                calls = await self._tool(writer)
+                calls = await self._tool(query_id, writer)
                 await self._say(writer, answer)
             case "restart":
                 before = await writer.append(EntryType.STATE, {"from": "A", "action": "B", "to": "C"})
@@ -191,21 +190,20 @@ class _Answering:
             "finish_reason": "length" if word == "long" else "stop",
             "model": query.model or "scripted:1b",
         }
-        self._cross(writer, "response.generation", "answer.dialog")
+        await self._publish(query_id, "response.generation", "answer.dialog")
         await self._end(writer, EntryType.COMPLETED, completed)
         return ()
 
-    def _cross(self, writer: JournalWriter, *subjects: str) -> None:
-        """Notes messages that a generator would have published; there is nobody here who would read them."""
-        asked = int(writer.key.split(":")[2].partition("-")[0])
-        for subject in subjects:
-            writer.note(subject, f"{asked + len(writer.crossed)}-0")
+    async def _publish(self, query_id: str, *subjects: str) -> None:
+        """Publish messages as a generator does. Their payloads are empty: no participant of these tests reads them."""
+        envelopes = (Envelope(subject, b"{}", correlation_id=query_id) for subject in subjects)
+        await self._bus.publish(*map(Outgoing, envelopes))
 
     async def _say(self, writer: JournalWriter, text: str) -> None:
         for start in range(0, len(text), 5):
             await writer.append(EntryType.ANSWER, {"text": text[start : start + 5]})
 
-    async def _tool(self, writer: JournalWriter) -> list[dict[str, Any]]:
+    async def _tool(self, query_id: str, writer: JournalWriter) -> list[dict[str, Any]]:
         await writer.append(EntryType.ANSWER, {"text": "Searching."})
         call = {"id": "c1", "name": "web_search", "args": {"query": "x"}}
         message = {"step": 0, "role": "assistant", "content": "Searching.", "tool_calls": [call]}
@@ -213,7 +211,7 @@ class _Answering:
         asked = {"call_id": "c1", "tool": "web_search", "args": {"query": "x"}}
         await writer.append(EntryType.TOOL_REQUEST, {**asked, "step": 0})
         told = {"result": "found", "error": None, "data": {"hits": 1}, "duration_ms": 3}
-        self._cross(writer, "tool.request.web_search", "tool.result.web_search")
+        await self._publish(query_id, "tool.request.web_search", "tool.result.web_search")
         await writer.append(EntryType.TOOL_RESULT, {**asked, **told})
         return [{**asked, **told}]
 

@@ -31,7 +31,8 @@ from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, QueryCancel, QueryRec
 from shared.envelope import Envelope
 from shared.participant.service import Service
 from shared.records import lanes
-from shared.records.journal import TERMINAL, Crossing, EntryType, JournalEntry, read_journal
+from shared.records.event_log import MessageRef, messages_of
+from shared.records.journal import TERMINAL, EntryType, JournalEntry, read_journal
 from shared.records.sessions import Sessions, Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
 
@@ -48,7 +49,7 @@ MODULES = {
     "knowledge": "services.knowledge",
 }
 _names = itertools.count(1)
-_LATER = {"query.received", "critique.result", "pairwise.result", "reward.event", "query.forget"}
+_UNLISTED = ("memory.", "knowledge.", "session.", "query.forget", "dead.letter")
 
 
 def order(entry_id: str) -> tuple[int, ...]:
@@ -159,24 +160,28 @@ class Client:
                 found.append(subject.decode(envelope))
         return found
 
-    async def check_crossed(self, query_id: str, respondent: str = "A") -> list[Crossing]:
-        """The messages that the end of a response names: what was published of it until then, all of it, each in its
-        stream under the id that is named. Finished requests leave their streams; those that are there are named."""
-        named = (await self.ended(query_id, respondent=respondent)).crossings()
-        assert len(set(named)) == len(named)
+    async def logged(self, query_id: str) -> list[str]:
+        """Return the subjects of the query's event log. Fails unless it has exactly the query's messages on the bus, in
+        the order of their ids."""
+        before = await self._correlated(query_id)
+        log = await messages_of(self.bus, query_id)
+        after = await self._correlated(query_id)
+        assert len(set(log)) == len(log)
+        assert [order(message.entry_id) for message in log] == sorted(order(message.entry_id) for message in log)
+        # The janitor removes entries, and participants add some, at any moment.
+        assert before & after <= set(log) <= before | after
+        return [message.subject for message in log]
+
+    async def _correlated(self, query_id: str) -> set[MessageRef]:
         found = set()
         for subject in await self.bus.subjects():
-            for entry in await self.bus.range(subject.stream):
-                envelope = Envelope.parse(subject.name, *entry)
-                if (envelope.correlation_id, envelope.respondent_id) != (query_id, respondent):
-                    continue
-                # what follows the end, or stands before the beginning
-                if subject.name not in _LATER and b'"action":"RESET"' not in envelope.payload:
-                    found.add(Crossing(subject.name, entry[0]))
-        requests = {crossing for crossing in named if crossing.subject.startswith("tool.request.")}
-        assert found - requests == set(named) - requests
-        assert {crossing for crossing in found if crossing.subject.startswith("tool.request.")} <= requests
-        return named
+            for entry_id, fields in await self.bus.range(subject.stream):
+                own = Envelope.parse(subject.name, entry_id, fields).correlation_id == query_id
+                if (own or (subject.name, entry_id) == ("query.received", query_id)) and not subject.name.startswith(
+                    _UNLISTED
+                ):
+                    found.add(MessageRef(subject.name, entry_id))
+        return found
 
     async def idle(self, group: str = "generator", timeout: float = 10.0) -> None:
         """Returns when the group has finished everything on its stream."""

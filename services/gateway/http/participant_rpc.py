@@ -13,7 +13,7 @@ from services.gateway.http.gateway import Gateway
 from shared.errors import BusUnavailable, TransientError
 from shared.participant.files import OPERATION, Files, FilesRefused, FilesUnavailable, open_files, recorded
 from shared.participant.tool import OUTCOME_UNKNOWN
-from shared.participant.tool_client import Caller, Trail
+from shared.participant.tool_client import Caller
 from shared.participant.writes import UNAVAILABLE, is_write
 
 _SECONDS = 30.0
@@ -42,7 +42,7 @@ async def operate_for(
     gateway: Gateway, participant: str, caller: Caller, args: dict[str, Any], seconds: float = _SECONDS
 ) -> dict[str, Any]:
     """Do the same as `operate` with a timeout in seconds. The id of the call is `caller.query_id`, or a new one."""
-    operation, trail, asked = f"{participant}_manage", Trail(), False
+    operation, asked = f"{participant}_manage", False
     changes = is_write(participant, args)
     try:
         async with gateway.reachable(extra=seconds):
@@ -52,7 +52,7 @@ async def operate_for(
             call_id, asked = caller.query_id or new_call(), True
             caller = replace(caller, query_id=call_id, deadline=gateway.bus.now_ms() + int(seconds * 1000))
             outcome = await gateway.tools.call(
-                operation, args, call_id=call_id, caller=caller, timeout=seconds, attempt=1, internal=True, trail=trail
+                operation, args, call_id=call_id, caller=caller, timeout=seconds, attempt=1, internal=True
             )
     except BusUnavailable as exc:
         if changes and asked:
@@ -63,7 +63,7 @@ async def operate_for(
         return found
     if outcome.error.startswith(_AWAY):
         # A participant that reports "unavailable" has written nothing.
-        unsure = bool(trail.requests) and not outcome.error.startswith(UNAVAILABLE)
+        unsure = bool(outcome.request_id) and not outcome.error.startswith(UNAVAILABLE)
         why = outcome.error.removeprefix(UNAVAILABLE).removeprefix(OUTCOME_UNKNOWN)
         raise _unavailable(participant, why, unknown=changes and unsure)
     raise ApiError(422, "invalid_request", outcome.error)

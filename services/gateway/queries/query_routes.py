@@ -18,6 +18,7 @@ from services.gateway.http.participant_rpc import known_files
 from services.gateway.http.schemas import SSE, QueryBody, Respondent, spec
 from services.gateway.queries.accept import ONCE, Ask, Origin, accept
 from services.gateway.queries.cancel import cancel_all
+from services.gateway.queries.event_log import read_event_log
 from services.gateway.queries.event_shapes import JournalEvent
 from services.gateway.queries.query_list import listed
 from services.gateway.queries.query_shapes import Accepted, QueryPage, QueryResult, Stopping
@@ -58,6 +59,9 @@ _RESULT: dict[str, Any] = {
 }
 _EVENTS = 'id: 1-3\nevent: answer\ndata: {"text":"Par"}\n\n'
 
+WithEventLog = Annotated[
+    bool, Query(description="true: with `events` and `event_log`, the messages of the query that are on the bus")
+]
 AskedRespondent = Annotated[Respondent, Query(description="A: the answer shown; B: the second respondent's")]
 
 
@@ -89,6 +93,7 @@ async def ask(
     origin: OriginDep,
     wait: Annotated[bool, Query(description="false: 202 as soon as the query cannot be lost any more")] = True,
     follow: Annotated[bool, Query(description="Events go on after the answer until the critique")] = False,
+    event_log: WithEventLog = True,
     accepts: Annotated[str, Header(alias="accept", include_in_schema=False)] = "",
 ) -> Response:
     given: dict[str, Any] = {
@@ -103,7 +108,11 @@ async def ask(
         return reply(accepted, 202, {"Location": f"/queries/{record.query_id}", **_ids(record)})
     if SSE in accepts:
         return _streaming(gateway, record, "A", START, follow=follow, new=True)
-    return reply(await finished(request, gateway, record), headers=_ids(record))
+    shown = await finished(request, gateway, record)
+    if event_log:
+        async with gateway.reachable():
+            shown |= await _logged(gateway, record)
+    return reply(shown, headers=_ids(record))
 
 
 def _ids(record: QueryRecord) -> dict[str, str]:
@@ -172,6 +181,12 @@ async def shown_result(gateway: Gateway, record: QueryRecord, respondent: str) -
     return view.shown()
 
 
+async def _logged(gateway: Gateway, record: QueryRecord) -> dict[str, Any]:
+    """The messages of a query on the bus, and their subjects."""
+    found = await read_event_log(gateway.bus, record.query_id)
+    return {"events": [message["subject"] for message in found], "event_log": found}
+
+
 def failure(record: QueryRecord, error: dict[str, Any]) -> ApiError:
     """A failed query as an HTTP error."""
     code = error["code"]
@@ -212,10 +227,18 @@ async def list_queries(
 
 @router.get("/queries/{query_id}", summary="State and result of a query, also while it runs",
             responses=spec("The result so far", QueryResult, _RESULT, 404, 503))  # fmt: skip
-async def show_query(query_id: str, gateway: GatewayDep, user: UserDep, respondent: AskedRespondent = "A") -> Response:
+async def show_query(
+    query_id: str,
+    gateway: GatewayDep,
+    user: UserDep,
+    respondent: AskedRespondent = "A",
+    event_log: WithEventLog = False,
+) -> Response:
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
         shown = await shown_result(gateway, record, respondent)
+        if event_log:
+            shown |= await _logged(gateway, record)
     return reply(shown, headers=_ids(record))
 
 

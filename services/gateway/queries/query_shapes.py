@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -46,13 +46,20 @@ class Notice(Shape):
     message: str
 
 
-class Crossed(Shape):
-    """A message that crossed the bus for this query."""
+class LoggedMessage(Shape):
+    """A message on the bus for this query."""
 
     subject: str
     t: float = Field(description="Seconds since the query was accepted, by the clock of the bus")
     stream: str = Field(description="The Redis stream that it was written to")
-    id: str = Field(description="Its entry there. What everybody has read leaves a work stream after a while")
+    id: str = Field(description="Its entry there")
+
+
+_EVENT_LOG = (
+    "With `event_log=true`: the messages of all participants that are on the bus for the query, in the order of their "
+    "ids. Messages that retention has removed are absent"
+)
+EventLog = Annotated[list[LoggedMessage], Field(default=[], description=_EVENT_LOG)]
 
 
 class FailureShown(Shape):
@@ -61,7 +68,10 @@ class FailureShown(Shape):
 
 
 class QueryResult(Shape):
-    """A query and all that is known of its answer. The same fields are there from the first moment to the last."""
+    """A query and all that is known of its answer. The same fields are there from the first moment to the last.
+
+    `events` and `event_log` are there if the request asks for them.
+    """
 
     query_id: str
     session_id: str
@@ -75,8 +85,8 @@ class QueryResult(Shape):
     model: str | None
     finish_reason: str | None
     notices: list[Notice]
-    events: list[str] = Field(description="The subjects that crossed the bus, in order")
-    event_log: list[Crossed]
+    events: list[str] = Field(default=[], description="The subjects of `event_log`; left out with it")
+    event_log: EventLog
     client_calls: list[ClientCall] = Field(default=[])
     deliberations: list[Deliberation] = Field(default=[], description="Of a committee")
     critique: CritiqueShown | None = None

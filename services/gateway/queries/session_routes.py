@@ -17,7 +17,7 @@ from services.gateway.http.participant_rpc import files_now, new_call, operate_f
 from services.gateway.http.schemas import ChatSettings, SessionBody, TimeZone, spec
 from services.gateway.http.session_ids import is_session_id
 from services.gateway.queries.deletion import STEP, end_session
-from services.gateway.queries.event_log import happened
+from services.gateway.queries.event_log import happened, read_event_log
 from services.gateway.queries.incoming import IncomingSessions, take_in
 from services.gateway.queries.records import is_query_id, own_session
 from services.gateway.queries.session_search import find
@@ -213,14 +213,25 @@ _TOLD = {
     summary="What happened in a turn: thinking, tools, what was said of it later; as long as the session is kept",
     responses=spec("Its journal, shortened, also when the journal itself has expired", TurnTold, _TOLD, 400, 404, 503),
 )
-async def show_turn(session_id: str, query_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+async def show_turn(
+    session_id: str,
+    query_id: str,
+    gateway: GatewayDep,
+    user: UserDep,
+    event_log: Annotated[
+        bool, Query(description="true: with `event_log`, the messages of the query that are on the bus")
+    ] = False,
+) -> Response:
     if not is_query_id(query_id):
         raise ApiError(400, "bad_query_id", "a turn has the id of its query, like 1700000000000-0")
     async with gateway.reachable():
         info = await _owned(gateway, user, session_id)
         found = await happened(gateway, info, query_id)
-    if found is None:
-        raise not_found("turn in this session")
+        if found is None:
+            raise not_found("turn in this session")
+        if event_log:
+            # Only the query's record says whose query it is.
+            found["event_log"] = await read_event_log(gateway.bus, query_id) if found["open_to_votes"] else []
     return reply(found)
 
 

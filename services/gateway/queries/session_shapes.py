@@ -9,7 +9,7 @@ from pydantic import Field
 from services.gateway.http.schemas import ChatSettings
 from services.gateway.http.shape import Shape
 from services.gateway.queries.file_shapes import AttachedNow
-from services.gateway.queries.query_shapes import Crossed
+from services.gateway.queries.query_shapes import EventLog
 from shared.contracts import ChatTurnMessage
 
 
@@ -87,7 +87,7 @@ class TurnTold(Shape):
     journal: list[JournalKept] = Field(
         description="What happened, oldest first, and what was thought of it later; nothing where nothing is kept"
     )
-    event_log: list[Crossed] = Field(description="The messages that crossed the bus for it, in order")
+    event_log: EventLog
 
 
 class SessionDeleted(Shape):

@@ -7,9 +7,7 @@ from typing import Any
 
 from services.gateway.queries.records import QueryRecord
 from shared.bus import order
-from shared.bus.keys import stream_key
-from shared.contracts import QUERY_RECEIVED
-from shared.records.journal import LATE, TERMINAL, Crossing, EntryType, JournalEntry
+from shared.records.journal import EntryType, JournalEntry
 from shared.records.sessions import words_of
 
 _RESULT = (
@@ -61,9 +59,6 @@ class View:
         self._not_sent: dict[str, dict[str, str]] = {form: {} for form in _NOT_SENT}
         self._dropped_turns = 0
         self._ended: JournalEntry | None = None
-        # the messages on the bus that its writer names, and those of others behind its end
-        self._named: list[Crossing] = []
-        self._late: list[Crossing] = []
         # of a response that is still being written, or was given up
         self._said: dict[str, list[tuple[tuple[int, int], str]]] = {"thinking": [], "answer": []}
         self._calls: dict[str, dict[str, Any]] = {}
@@ -86,8 +81,6 @@ class View:
             _finish(shown, self._ended)
             # a large result is told where it came alone
             shown["tool_calls"] = [self._with_result(call) for call in shown["tool_calls"]]
-        shown["event_log"] = event_log(self._record.query_id, [*self._named, *self._late])
-        shown["events"] = [event["subject"] for event in shown["event_log"]]
         return shown
 
     def _say(self, entry: JournalEntry) -> None:
@@ -102,12 +95,6 @@ class View:
     def _take(self, entry: JournalEntry) -> None:
         self._running()
         shown, value = self._shown, entry.value()
-        if entry.type in TERMINAL:
-            self._named = entry.crossings()
-        elif entry.type in LATE:
-            self._late += entry.crossings()
-        else:
-            self._named += entry.crossings()
         match entry.type:
             case EntryType.CLAIMED:
                 shown["model"] = value.get("model")
@@ -185,21 +172,6 @@ class View:
 def _files(listed: Any) -> list[dict[str, Any]]:
     """Return the files that an entry lists. What has another form is left out."""
     return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-
-
-def event_log(query_id: str, crossed: Iterable[Crossing]) -> list[dict[str, Any]]:
-    """The messages on the bus that a journal names, in order. Ids of one server are by one clock; of those that came in
-    the same millisecond the journal knows the order."""
-    known = sorted(crossed, key=lambda crossing: order(crossing.entry_id)[0])
-    return [
-        {
-            "subject": subject,
-            "t": max(0, order(entry_id)[0] - order(query_id)[0]) / 1000,
-            "stream": stream_key(subject),
-            "id": entry_id,
-        }
-        for subject, entry_id in [Crossing(QUERY_RECEIVED.name, query_id), *known]
-    ]
 
 
 def _finish(shown: dict[str, Any], entry: JournalEntry) -> None:

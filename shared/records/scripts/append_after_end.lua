@@ -1,4 +1,4 @@
--- Adds an entry behind the terminal one, once. KEYS: journal. ARGV: once, type, time, data, crossed, terminal types.
+-- Adds an entry behind the terminal one, once. KEYS: journal. ARGV: once, type, time, data, terminal types.
 -- Returns its id; 'open' while the response is being written: its writer's ids are smaller than the clock's, and such an
 -- entry would shut it out; 'gone' when the journal has expired. It is looked through from its end as far as the writer's
 -- last entry, which may be one of many thousand.
@@ -10,12 +10,11 @@ for _ = 1, 500 do
   for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
   if f['once'] == ARGV[1] then return entry[1] end
   at, ended = '(' .. entry[1], f['once'] ~= nil
-  for i = 6, #ARGV do ended = ended or f['type'] == ARGV[i] end
+  for i = 5, #ARGV do ended = ended or f['type'] == ARGV[i] end
   if #string.match(entry[1], '^%d+') < 13 then break end
 end
 if ended == nil then return 'gone' end
 if not ended then return 'open' end
-local id = redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4],
-                      'crossed', ARGV[5])
+local id = redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4])
 publish_entry(id, ARGV[2], ARGV[3], ARGV[4])
 return id

@@ -22,7 +22,6 @@ from contract.bus.surface import (
     ToolClient,
     ToolRequest,
     ToolResultMessage,
-    Trail,
     open_context,
     url_of,
 )
@@ -75,13 +74,11 @@ class Asker:
         timeout: float = 20.0,
         deadline: int | None = None,
         attempt: int | None = None,
-        trail: Trail | None = None,
         **args: Any,
     ) -> ToolResultMessage:
         caller = Caller(query_id, session_id="s", user_id="u", deadline=deadline)
         return await self.client.call(
             "probe", {"text": text, **args}, call_id=call_id, caller=caller, timeout=timeout, attempt=attempt,
-            trail=trail,
         )  # fmt: skip
 
     async def cancel(self, query_id: str) -> None:

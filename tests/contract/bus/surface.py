@@ -45,9 +45,8 @@ from shared.contracts import (
 from shared.envelope import Envelope
 from shared.errors import BusUnavailable, DecodeError, Fenced, PermanentError, SettingsError, TransientError
 from shared.participant.service import Context, open_context
-from shared.participant.tool_client import Caller, ToolClient, Trail
+from shared.participant.tool_client import Caller, ToolClient
 from shared.records.journal import (
-    Crossing,
     EntryType,
     JournalEnded,
     JournalEntry,
@@ -79,7 +78,6 @@ __all__ = [
     "Caller",
     "ConnectionLost",
     "Context",
-    "Crossing",
     "DeadLetter",
     "DecodeError",
     "Delivery",
@@ -102,7 +100,6 @@ __all__ = [
     "ToolClient",
     "ToolRequest",
     "ToolResultMessage",
-    "Trail",
     "TransientError",
     "absent_groups",
     "accept_query",

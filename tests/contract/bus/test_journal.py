@@ -13,7 +13,6 @@ import redis
 from contract.bus.servers import Network, Server, network
 from contract.bus.surface import (
     Bus,
-    Crossing,
     EntryType,
     Fenced,
     JournalEnded,
@@ -32,7 +31,6 @@ from contract.bus.surface import (
 from support.waiting import eventually
 
 KEY = journal_key("1-1", "A")
-MESSAGE = Crossing("critique.result", "9-0")
 LIFE = 60
 
 
@@ -152,18 +150,6 @@ async def test_journal_takeover_returns_recorded_steps_once(server: Server, bus:
     assert results == ["said 0", "said 1", "said 2"]
 
 
-async def test_journal_takeover_keeps_message_references_once(bus: Bus) -> None:
-    asked, answered = Crossing("tool.request.probe", "7-1"), Crossing("tool.result.probe", "8-1")
-    first, _ = await claim(bus, "r1")
-    first.note(*asked)
-    await first.append(EntryType.STATE, {"to": "A"})
-    second, _ = await claim(bus, "r2")
-    second.note(*asked)
-    second.note(*answered)
-    await second.append(EntryType.COMPLETED, {})
-    assert (await read_journal(bus, KEY))[-1].crossings() == [asked, answered]
-
-
 async def test_journal_entries_sent_twice_appear_once(server: Server, bus: Bus) -> None:
     async with far_bus(server) as (net, far):
         writer, _ = await claim(far, "r1")
@@ -234,9 +220,9 @@ async def test_journal_written_over_redis_restart_is_complete(own_server: Server
 async def test_journal_late_entry_is_added_once_behind_the_end(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1")
     await writer.append(EntryType.COMPLETED, {})
-    added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=MESSAGE, once="critique")
-    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=MESSAGE, once="critique") == added
-    await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, message=MESSAGE, once="reward")
+    added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique") == added
+    await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, once="reward")
     kinds = [entry.type for entry in await read_journal(bus, KEY)]
     assert kinds == ["claimed", "completed", "critique", "reward"]
     # nothing more of the writer comes behind it
@@ -246,7 +232,7 @@ async def test_journal_late_entry_is_added_once_behind_the_end(bus: Bus) -> None
 
 async def test_journal_late_entry_waits_for_the_end(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1")
-    early = append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=MESSAGE, once="critique")
+    early = append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
     waiting = asyncio.create_task(early)
     for number in range(50):
         await answer(writer, number)
@@ -373,5 +359,5 @@ async def test_journal_expired_is_not_made_again_by_writer(bus: Bus, client: red
     client.delete(KEY)
     with pytest.raises(Fenced):
         await answer(writer, "x")
-    assert await append_after(bus, KEY, EntryType.CRITIQUE, {}, message=MESSAGE, once="c", patience=0) is None
+    assert await append_after(bus, KEY, EntryType.CRITIQUE, {}, once="c", patience=0) is None
     assert not client.exists(KEY)

@@ -34,7 +34,7 @@ from shared.contracts import (
     ResponseGeneration,
     ToolCallRecord,
 )
-from shared.records.journal import Crossing, EntryType
+from shared.records.journal import EntryType
 from shared.records.sessions import Turn
 from shared.telemetry import metrics
 
@@ -196,8 +196,8 @@ async def test_a_grade_is_kept_published_and_told_with_what_the_judge_read(monke
     assert (critique.once, headers(critique)) == ("50-0:B", HEADERS)
     place = bench.published.index(critique) + 1
     shown = {"score": 4, "feedback": "Clear.", "rubric": "realistic", "judges": GRADE.judges}
-    crossed = {"message": Crossing(CRITIQUE_RESULT.name, f"{place}-7"), "once": "critique"}
-    assert bench.told == [("s", "50-0:B", EntryType.CRITIQUE, shown, crossed)]
+    how = {"message_id": f"{place}-7", "once": "critique"}
+    assert bench.told == [("s", "50-0:B", EntryType.CRITIQUE, shown, how)]
     half = Half("50-0:B", "Because.", "", 4, CONFIG, "Why?", "realistic")
     assert bench.offered == [("50-0", "B", half, bench.settings.pairwise_buffer)]
     assert (bench.closed, bench.compared) == ([], [])
@@ -409,7 +409,7 @@ async def test_a_verdict_is_kept_published_and_told_to_both_answers(monkeypatch:
     assert (result.once, headers(result)) == ("50-0", {**HEADERS, "respondent_id": "A"})
     place = bench.published.index(result) + 1
     shown = {"winner": "A", "reason": "Shorter.", "score_a": 5, "score_b": 4, "judges": VERDICT.judges}
-    how = {"message": Crossing(PAIRWISE_RESULT.name, f"{place}-7"), "once": "pairwise"}
+    how = {"message_id": f"{place}-7", "once": "pairwise"}
     assert bench.told[1:] == [("s", name, EntryType.PAIRWISE, shown, how) for name in ("50-0:A", "50-0:B")]
     assert bench.closed == ["50-0"]
     assert bench.states == ["RECEIVE", "GRADE", "PUBLISH", "COMPARE", "PUBLISH", "RESET"]

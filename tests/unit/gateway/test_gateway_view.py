@@ -30,7 +30,6 @@ def result(record: QueryRecord, entries: list[JournalEntry]) -> dict[str, Any]:
 def test_a_query_without_entries_is_queued() -> None:
     shown = result(RECORD, [])
     assert shown["state"] == "queued"
-    assert shown["events"] == ["query.received"]
     assert shown["answer"] == ""
 
 
@@ -117,63 +116,6 @@ def test_what_others_add_after_the_end_is_shown() -> None:
     )
     assert (shown["critique"], shown["pairwise"]) == ({"score": 4}, {"winner": "A"})
     assert shown["deliberations"] == [{"persona": "p"}]
-
-
-def naming(kind: EntryType, *crossed: Any, entry_id: str = "1-1") -> JournalEntry:
-    return JournalEntry(entry_id, kind, 1_000, b"{}", crossed=orjson.dumps(crossed))
-
-
-def test_the_messages_are_those_that_the_journal_names_each_with_its_place_on_the_bus() -> None:
-    shown = result(
-        RECORD,
-        [
-            naming(EntryType.STATE),
-            naming(EntryType.STATE, ("agent.transition", "5-1")),
-            naming(EntryType.TOOL_RESULT, ("tool.request.web_search", "7-0"), ("tool.result.web_search", "1255-3")),
-        ],
-    )
-    assert shown["event_log"] == [
-        {"subject": "query.received", "t": 0, "stream": "local2:query.received", "id": "5-0"},
-        {"subject": "agent.transition", "t": 0, "stream": "local2:agent.transition", "id": "5-1"},
-        {"subject": "tool.request.web_search", "t": 0.002, "stream": "local2:tool.request.web_search", "id": "7-0"},
-        {"subject": "tool.result.web_search", "t": 1.25, "stream": "local2:tool.result.web_search", "id": "1255-3"},
-    ]
-    assert shown["events"] == [event["subject"] for event in shown["event_log"]]
-
-
-def test_a_call_that_no_stream_ever_had_is_no_event() -> None:
-    call = {"call_id": "c", "tool": "nothing", "args": {}}
-    entries = journal(
-        (EntryType.TOOL_REQUEST, call),
-        (EntryType.TOOL_RESULT, {**call, "result": "[unknown tool: 'nothing']", "error": "unknown tool: 'nothing'"}),
-    )
-    shown = result(RECORD, entries)
-    assert shown["events"] == ["query.received"]
-    assert [call["result"] for call in shown["tool_calls"]] == ["[unknown tool: 'nothing']"]
-
-
-def test_the_end_names_all_messages_and_what_comes_behind_it_its_own() -> None:
-    shown = result(
-        RECORD,
-        [
-            naming(EntryType.STATE, ("agent.transition", "6-0")),
-            naming(
-                EntryType.COMPLETED, ("agent.transition", "6-0"), ("tool.result.x", "6-0"), ("answer.dialog", "8-0")
-            ),
-            naming(EntryType.CRITIQUE, ("critique.result", "11-0")),
-            # noted later than the others; its id says when it was
-            naming(EntryType.PAIRWISE, ("pairwise.result", "10-0")),
-        ],
-    )
-    assert shown["events"] == [
-        "query.received", "agent.transition", "tool.result.x", "answer.dialog", "pairwise.result", "critique.result",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("crossed", [b"{", b"[1]", b'[["a"]]', b'[["a","b"]]', b'[["a","1-0","x"]]', b"null"])
-def test_messages_in_a_form_that_nobody_knows_are_left_out(crossed: bytes) -> None:
-    shown = result(RECORD, [JournalEntry("1-1", EntryType.STATE, 1_000, b"{}", crossed=crossed)])
-    assert (shown["events"], shown["state"]) == (["query.received"], "running")
 
 
 PHOTO, PLAN = {"id": "f1", "name": "photo.png"}, {"id": "f2", "name": "plan.png"}

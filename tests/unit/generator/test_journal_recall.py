@@ -127,13 +127,6 @@ class NoBus:
         pass
 
 
-class NothingCrossed:
-    """What is on the bus is not what a replay depends on."""
-
-    def call(self, *_: Any) -> None:
-        pass
-
-
 async def play(model: ScriptedModel, tools: CountingTools, writer: MemoryWriter) -> Answer:
     """The whole life of a query, as a generator lives it."""
     found = recall(writer.entries)
@@ -147,7 +140,6 @@ async def play(model: ScriptedModel, tools: CountingTools, writer: MemoryWriter)
         recall=found,
         machine=Machine(TABLE, IDLE),
         caller=Caller("1-0"),
-        crossed=cast(Any, NothingCrossed()),
         response_id="1-0:A",
         attempt=1,
     )

@@ -37,7 +37,7 @@ from shared.llm.port import (
 )
 from shared.llm.preemption import Preempted
 from shared.participant.machine import Machine
-from shared.participant.tool_client import Caller, Trail
+from shared.participant.tool_client import Caller
 from shared.records.journal import EntryType, Items, Sent
 from shared.telemetry import metrics
 
@@ -146,7 +146,6 @@ class Run:
         **steps: Any,
     ) -> None:
         self.journal, self.model, self.tools = Journal(), Model(*calls), Tools()
-        self.crossed: list[tuple[Any, ...]] = []
         self.recall = Recall()
         context = SimpleNamespace(
             settings=GeneratorSettings(**(settings or {})), replica="r1", facts={} if facts is None else facts
@@ -154,7 +153,7 @@ class Run:
         self.ports = Ports(
             context=cast(Any, context), model=cast(Any, self.model), tools=cast(Any, self.tools),
             writer=cast(Any, self.journal), recall=self.recall, machine=Machine(TABLE, IDLE), caller=Caller("1-0"),
-            crossed=cast(Any, SimpleNamespace(call=lambda *what: self.crossed.append(what))), response_id="1-0:A",
+            response_id="1-0:A",
             attempt=1,
         )  # fmt: skip
         history = steps.pop("history", [])
@@ -574,16 +573,12 @@ async def test_calls_are_written_before_they_are_made_with_a_token_of_their_own(
     assert run.tools.awaited == [("calculator", {"y": 1}, 20)]
     assert (first["attempt"], second["attempt"]) == (1, 2)
     assert (first["timeout"], first["grace"], first["caller"]) == (30, 1.5, run.ports.caller)
-    assert [one["trail"] for one in run.tools.asked] == [trail for _, _, trail, _ in run.crossed]
     (one, two) = run.journal.of(EntryType.TOOL_RESULT)
     assert (one["call_id"], one["result"], one["data"], one["duration_ms"]) == ("1-0:A:0.1:3:0", "r", {"n": 1}, 7)
     assert (one["tool"], one["args"], one["persona"], two["persona"]) == ("canonical", {"x": 1, "y": 2}, "P", "P")
-    assert [(tool, call_id, type(trail), request) for tool, call_id, trail, request in run.crossed] == [
-        ("calculator", "1-0:A:0.1:3:0", Trail, "9-0"), ("calculator", "1-0:A:0.1:3:1", Trail, "9-0"),
-    ]  # fmt: skip
 
 
-async def test_a_tool_that_is_not_offered_is_not_asked_and_what_broke_off_is_noted() -> None:
+async def test_a_tool_that_is_not_offered_is_not_asked_and_what_broke_off_is_not_recorded() -> None:
     run = Run(allowed=frozenset({"calculator"}))
     found = await run.steps.tools(
         0, [(0, ToolCall("c", "web_search", {})), (1, ToolCall("c", "calculator", {"error": "e"}))]
@@ -596,5 +591,4 @@ async def test_a_tool_that_is_not_offered_is_not_asked_and_what_broke_off_is_not
     broken = Run()
     with pytest.raises(StreamInterrupted):
         await broken.steps.tools(0, [(0, ToolCall("c", "calculator", {"breaks": True}))])
-    assert [(call_id, request) for _, call_id, _, request in broken.crossed] == [("1-0:A:0:0", "")]
     assert broken.journal.of(EntryType.TOOL_RESULT) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -58,7 +58,6 @@ class Writer:
 
     key = "journal"
     next_position = "50-9"
-    crossed = ("crossed",)
 
     def __init__(self) -> None:
         self.entries: list[tuple[EntryType, dict[str, Any]]] = []
@@ -101,7 +100,6 @@ class Bench:
         self.asked_turns: list[tuple[Any, ...]] = []
         self.turns: list[Turn] = []
         self.piped: list[Any] = []
-        self.settled: list[str] = []
         self.tools = {"search_memory": {}}
         self.writer, self.recall = Writer(), Recall()
         bus = SimpleNamespace(
@@ -114,7 +112,6 @@ class Bench:
             cast(Any, SimpleNamespace(schemas=self._schemas)), cast(Any, sessions), cast(Any, None), cast(Any, None),
             cast(Any, "files"),
         )  # fmt: skip
-        crossed = SimpleNamespace(cancelled=self._noted("cancelled"), settle=self._noted("settle"))
         self.ports = Ports(
             context=cast(Any, context), model=cast(Any, None), tools=cast(Any, None), writer=cast(Any, self.writer),
             recall=self.recall, machine=Machine(TABLE, IDLE),
@@ -122,7 +119,7 @@ class Bench:
                 "query_id": QUERY_ID, "session_id": "s", "user_id": "ann", "respondent_id": respondent,
                 "deadline": 9_000, "traceparent": "trace", "time_zone": "Etc/UTC", **(caller or {}),
             }),
-            crossed=cast(Any, crossed), response_id=f"{QUERY_ID}:{respondent}", attempt=1,
+            response_id=f"{QUERY_ID}:{respondent}", attempt=1,
         )  # fmt: skip
         message = SimpleNamespace(
             entry_id=QUERY_ID, payload=self.query, deliveries=deliveries, envelope=SimpleNamespace(id="cause")
@@ -162,12 +159,6 @@ class Bench:
 
     async def _schemas(self) -> dict[str, Any]:
         return self.tools
-
-    def _noted(self, what: str) -> Callable[[], Any]:
-        async def note() -> None:
-            self.settled.append(what)
-
-        return note
 
     async def _run_agent(self, steps: JournalSteps, question: Any, rounds: int, terms: Terms) -> Answer:
         self.ran.append((steps, question, rounds, terms))
@@ -278,12 +269,11 @@ async def test_an_answer_is_published_with_its_turn_before_its_client_is_told(mo
     # the journal's end is the last that is told, with the step behind it, and what happened stays with the session
     (last,) = bench.writer.told[-1]
     assert orjson.loads(last.envelope.payload)["action"] == "RESET"
-    closes, (keep, session_id, query_id, events, crossed, why) = bench.writer.also[-1]
+    closes, (keep, session_id, query_id, events, why) = bench.writer.also[-1]
     assert closes == ("CLOSE", "journal", bench.settings.retention)
-    assert (keep, session_id, query_id, crossed, why) == ("KEEP", "s", QUERY_ID, ("crossed",), None)
+    assert (keep, session_id, query_id, why) == ("KEEP", "s", QUERY_ID, None)
     # the answer is in its turn
     assert [(place, kind, "answer" in data) for place, kind, data in events] == [("50-9", "completed", False)]
-    assert bench.settled == ["settle"]
 
 
 async def test_another_respondents_answer_is_published_under_its_name_and_its_steps_are_not_kept(
@@ -433,7 +423,7 @@ async def test_a_failure_is_told_and_the_question_stays_with_its_session(monkeyp
     assert bench.writer.of(EntryType.STATE)[-1] == {"from": "GENERATING", "action": "FAIL", "to": "ERROR"}
     (last,) = bench.writer.told[-1]
     assert orjson.loads(last.envelope.payload)["from"] == "ERROR"
-    _, (_, _, _, events, _, why) = bench.writer.also[-1]
+    _, (_, _, _, events, why) = bench.writer.also[-1]
     assert [kind for _, kind, _ in events] == ["failed"]
     assert (why.state, why.query, why.error) == ("failed", "What is new?", {"code": "model_error", "message": "away"})
     assert bench.writer.published == bench.piped == []
@@ -477,7 +467,6 @@ async def test_what_was_written_before_a_cancel_is_kept_as_interrupted(
     await bench.response.generate(Past())
     await bench.response.end(Cancelled())
     assert read == [(bench.parts.context.bus, "journal")]
-    assert bench.settled == ["cancelled", "settle"]
     assert bench.writer.entries[-1] == (
         EntryType.CANCELLED, {"answer": written, "thinking": "hm", "usage": SPENT}
     )  # fmt: skip
@@ -488,7 +477,7 @@ async def test_what_was_written_before_a_cancel_is_kept_as_interrupted(
     if query:
         assert keeps == []
         return
-    ((_, _, _, events, _, why),) = keeps
+    ((_, _, _, events, why),) = keeps
     assert (why is None) is kept
     told = {"usage": SPENT} if kept else {"answer": written, "usage": SPENT}
     assert [(kind, data) for _, kind, data in events] == [("cancelled", told)]

@@ -30,7 +30,6 @@ HEARD = {
     "services/gateway/http/gateway.py": "it waits for the client to go, and ends with the request",
     "services/gateway/openai/orphans.py": "whatever keeps it from its work is logged",
     "services/gateway/operations/bus_stream.py": "kept up",
-    "services/generator/crossed.py": "what was not found is looked for once more",
     "services/generator/opening.py": "the opening waits for it, unless it has failed by itself",
     "services/mcp/stdio.py": "whoever uses the program waits for all of them",
     "shared/bus/cluster.py": "the caller waits for it",

@@ -19,7 +19,7 @@ from shared.envelope import Envelope
 from shared.errors import BusUnavailable, PermanentError
 from shared.participant import tool_client
 from shared.participant.tool import RUNNING
-from shared.participant.tool_client import _AFTERWARDS, Caller, ToolClient, Trail, new_token
+from shared.participant.tool_client import _AFTERWARDS, Caller, ToolClient, new_token
 from shared.participant.tool_watch import attributes_of
 
 # Sent commands, whether they may be repeated, and the replies to come.
@@ -155,10 +155,7 @@ async def test_a_request_says_for_whom_it_is_and_until_when() -> None:
     caller = Caller("q", session_id="s", user_id="ann", respondent_id="B", traceparent="trace", deadline=4_000,
                     time_zone="Asia/Tokyo")  # fmt: skip
     client = ToolClient(process)  # type: ignore[arg-type]
-    trail = Trail()
-    asked = asyncio.create_task(
-        client.call("one", {"a": 1}, call_id="c", caller=caller, timeout=5.0, attempt=1, trail=trail)
-    )
+    asked = asyncio.create_task(client.call("one", {"a": 1}, call_id="c", caller=caller, timeout=5.0, attempt=1))
     await sent(process, 1)
     (((command,), _, writing),) = process.commits
     (envelope,) = envelopes
@@ -176,8 +173,6 @@ async def test_a_request_says_for_whom_it_is_and_until_when() -> None:
     writing.set_result([b"1-1"])
     process.answer(command)
     assert (await asked).result == "done"
-    # where both lie on the bus
-    assert trail == Trail(["1-1"], "1-1")
 
 
 async def test_a_tool_that_nobody_serves_answers_for_whom_it_was_asked() -> None:
@@ -419,8 +414,7 @@ async def test_what_nobody_asked_for_is_counted_and_heard_by_nobody(monkeypatch:
     process, counted = Process(), list[str]()
     monkeypatch.setattr(tool_client, "ignored", counted.append)
     client = ToolClient(process)  # type: ignore[arg-type]
-    trail = Trail()
-    waiting = asyncio.create_task(client.call("one", {}, call_id="c", caller=Caller("q"), timeout=60.0, trail=trail))
+    waiting = asyncio.create_task(client.call("one", {}, call_id="c", caller=Caller("q"), timeout=60.0))
     await sent(process, 1)
     (((command,), _, writing),) = process.commits
     writing.set_result([b"1-1"])
@@ -433,10 +427,10 @@ async def test_what_nobody_asked_for_is_counted_and_heard_by_nobody(monkeypatch:
         assert counted.pop() == why
     process.hear("1-2", {})
     assert counted.pop() == "late"
-    assert (waiting.done(), trail, process.looked) == (False, Trail(["1-1"]), [])
+    assert (waiting.done(), process.looked) == (False, [])
     answered(process, command)
     assert (await waiting).result == "so"
-    assert (counted, trail) == ([], Trail(["1-1"], "1-9"))
+    assert counted == []
 
 
 class Loop:
@@ -489,10 +483,7 @@ async def test_a_call_is_looked_for_every_second_and_given_up_at_its_end(
     client = ToolClient(process)  # type: ignore[arg-type]
     loop = Loop(client)
     caller = Caller("q", session_id="s", deadline=deadline)
-    trail = Trail()
-    waiting = asyncio.create_task(
-        client.call("one", {}, call_id="c", caller=caller, timeout=timeout, grace=grace, trail=trail)
-    )
+    waiting = asyncio.create_task(client.call("one", {}, call_id="c", caller=caller, timeout=timeout, grace=grace))
     await sent(process, 1)
     # the tool itself is ended just behind it
     assert loop.call.request.deadline == int((until + _AFTERWARDS) * 1000)
@@ -511,10 +502,10 @@ async def test_a_call_is_looked_for_every_second_and_given_up_at_its_end(
     assert await waiting == ToolResultMessage(
         query_id="q", call_id="c", tool="one", result=f"[tool timeout after {seconds:g}s]",
         error=f"tool timeout after {seconds:g}s", duration_ms=round(seconds * 1000), session_id="s",
+        request_id="1-1",
     )  # fmt: skip
     assert process.looked == [result_key("one", "c")] * len(loop.limits)
     assert loop.dropped == 1
-    assert trail == Trail(["1-1"])
     # nobody looks any more
     await loop.passes(1.0)
     assert len(process.looked) == len(loop.limits)
@@ -524,8 +515,7 @@ async def test_an_answer_that_went_astray_is_found_where_its_worker_has_stored_i
     process = Process()
     client = ToolClient(process)  # type: ignore[arg-type]
     loop = Loop(client)
-    trail = Trail()
-    waiting = asyncio.create_task(client.call("one", {}, call_id="c", caller=Caller("q"), timeout=5.0, trail=trail))
+    waiting = asyncio.create_task(client.call("one", {}, call_id="c", caller=Caller("q"), timeout=5.0))
     await sent(process, 1)
     # neither a store that is away nor one that holds nonsense ends the waiting
     process.stored[result_key("one", "c")] = b"nonsense"
@@ -542,8 +532,6 @@ async def test_an_answer_that_went_astray_is_found_where_its_worker_has_stored_i
     process.stored[result_key("one", "c")] = orjson.dumps(stored)
     await loop.passes(1.0)
     assert (await waiting).result == "stored"
-    # it was found, and not brought
-    assert trail == Trail([], "")
     assert loop.limits == [1.0, 1.0, 1.0]
     assert not client._looking
 

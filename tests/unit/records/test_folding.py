@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.records.folding import MOST_BYTES, Event, Folding, bounded, parse
-from shared.records.journal import Crossing, EntryType, JournalEntry
+from shared.records.journal import EntryType, JournalEntry
 
 CALL = {"call_id": "c", "tool": "web_search", "args": {"query": "x"}, "step": 0}
 RESULT = {"call_id": "c", "tool": "web_search", "args": {"query": "x"}, "result": "a page", "error": None, "data": [1]}
@@ -224,37 +224,33 @@ _json = st.recursive(
 def test_a_record_is_never_larger_than_it_may_be_and_keeps_the_end(data: list[Any], most: int) -> None:
     end = ("2-0", "completed", {"model": "m"})
     events: list[Event] = [*((f"1-{n}", "tool.result", {"data": one}) for n, one in enumerate(data)), end]
-    record = bounded(events, [Crossing("agent.transition", "3-0")] * 5, most)
+    record = bounded(events, most)
     assert len(record) <= most
-    told, _ = parse(record)
+    told = parse(record)
     assert told[-1] == end
 
 
 def test_what_is_small_is_kept_whole_and_what_is_cut_says_so() -> None:
     small = [("1-1", "thinking", {"text": "é" * 9_000})]
-    assert parse(bounded(small, [])) == (small, [])
+    assert parse(bounded(small)) == small
     events: list[Event] = [
         ("1-1", "thinking", {"text": "x" * 90_000}),
         ("1-2", "tool.result", {"data": [{"title": "t"}] * 5_000}),
     ]
-    record = bounded(events, [Crossing("tool.request.x", "5-0")])
+    record = bounded(events)
     assert MOST_BYTES // 100 < len(record) <= MOST_BYTES
-    (_, _, thinking), (_, _, result) = parse(record)[0]
+    (_, _, thinking), (_, _, result) = parse(record)
     assert thinking["text"] == "x" * 16_000 + "… (74,000 characters more are not kept)"
     assert result["data"] == [{"title": "t"}] * 200
 
 
 def test_a_record_that_may_just_be_as_large_as_it_is_is_kept_whole() -> None:
     events: list[Event] = [("1-1", "thinking", {"text": "x" * 900}), ("1-2", "state", {"to": "B"})]
-    crossed = [Crossing("query.received", f"{n}-0") for n in range(250)]
-    whole = bounded(events, crossed)
-    assert bounded(events, crossed, len(whole)) == whole
-    # a byte less, and it is cut as far as it takes: of a list ten times as many messages as items
-    less, messages = parse(bounded(events, crossed, len(whole) - 1))
-    assert (less, messages) == (events, crossed[:200])
+    whole = bounded(events)
+    assert bounded(events, len(whole)) == whole
+    # a byte less, and it is cut as far as it takes
     text = "x" * 250 + "… (650 characters more are not kept)"
-    shorter, messages = parse(bounded(events, crossed, 3_500))
-    assert (shorter, messages) == ([("1-1", "thinking", {"text": text}), events[1]], crossed[:100])
+    assert parse(bounded(events, len(whole) - 1)) == [("1-1", "thinking", {"text": text}), events[1]]
 
 
 @pytest.mark.parametrize(
@@ -273,28 +269,27 @@ def test_a_record_that_may_just_be_as_large_as_it_is_is_kept_whole() -> None:
 def test_everything_is_cut_to_the_same_length_wherever_it_stands(value: Any, kept: Any) -> None:
     # something that is too much in any other form
     events: list[Event] = [("1-1", "tool.result", {"data": value, "much": ["y" * 100] * 9})]
-    ((_, _, data),), _ = parse(bounded(events, [], 400 + len(orjson.dumps(kept))))
+    ((_, _, data),) = parse(bounded(events, 400 + len(orjson.dumps(kept))))
     assert data["data"] == kept
 
 
 def test_of_what_is_still_too_much_the_beginning_stays_and_the_end() -> None:
     events: list[Event] = [(f"1-{n}", "state", {"to": "B"}) for n in range(17)]
-    crossed = [Crossing("query.received", "1-0")]
-    size = len(bounded(events[:8], [])) + 5
-    told, messages = parse(bounded(events, crossed, size))
-    assert ([one for one, _, _ in told], messages) == ([*(f"1-{n}" for n in range(4)), "1-16"], [])
-    told, _ = parse(bounded(events, crossed, 10))
+    size = len(bounded(events[:8])) + 5
+    told = parse(bounded(events, size))
+    assert [one for one, _, _ in told] == [*(f"1-{n}" for n in range(4)), "1-16"]
+    told = parse(bounded(events, 10))
     assert [one for one, _, _ in told] == ["1-16"]
     # as short as anything is cut
     text = "x" * 60 + "… (940 characters more are not kept)"
-    told, _ = parse(bounded([(f"1-{n}", "thinking", {"text": "x" * 1_000}) for n in range(4)], [], 330))
+    told = parse(bounded([(f"1-{n}", "thinking", {"text": "x" * 1_000}) for n in range(4)], 330))
     assert told == [("1-0", "thinking", {"text": text}), ("1-3", "thinking", {"text": text})]
 
 
 @pytest.mark.parametrize(
-    "record", [b"", b"{", b"[]", b"{}", b'{"events":[["1-0","x"]],"crossed":[]}', b'{"events":[[1,2,3]],"crossed":[]}',
-               b'{"events":[["x","state",{}]],"crossed":[]}', b'{"events":[],"crossed":[["s","later"]]}'],
-)  # fmt: skip
+    "record",
+    [b"", b"{", b"[]", b"{}", b'{"events":[["1-0","x"]]}', b'{"events":[[1,2,3]]}', b'{"events":[["x","state",{}]]}'],
+)
 def test_what_is_no_record_is_refused(record: bytes) -> None:
     with pytest.raises(ValueError):
         parse(record)
@@ -302,9 +297,14 @@ def test_what_is_no_record_is_refused(record: bytes) -> None:
 
 def test_a_record_is_plain_json() -> None:
     data: dict[Any, Any] = {"to": "IDLE", 5: "as tools say it"}
-    record = orjson.loads(bounded([("1-0", "state", data)], [Crossing("agent.transition", "5-0")]))
+    record = orjson.loads(bounded([("1-0", "state", data)]))
     told = {"to": "IDLE", "5": "as tools say it"}
-    assert record == {"events": [["1-0", "state", told]], "crossed": [["agent.transition", "5-0"]]}
+    assert record == {"events": [["1-0", "state", told]]}
+
+
+def test_a_record_of_an_earlier_release_is_read_without_its_message_references() -> None:
+    record = orjson.dumps({"events": [["1-0", "state", {}]], "crossed": [["agent.transition", "5-0"]]})
+    assert parse(record) == [("1-0", "state", {})]
 
 
 def test_the_console_s_example_is_kept_as_it_stands_there() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from shared.records.journal import Crossing, EntryType, JournalEntry, response_id
+from shared.records.journal import EntryType, JournalEntry, response_id
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from shared.records.journal import Crossing, EntryType, JournalEntry, response_i
         (["kind", "answer", "time", "7", "data", "[]"], JournalEntry("1-2", "", 7, b"[]")),
         (
             ["claim", "x", "type", "tool.request", "time", "7", "data", "{}", "token", "t\xff", "crossed", "c"],
-            JournalEntry("1-2", EntryType.TOOL_REQUEST, 7, b"{}", b"", "t\ufffd", b"c"),
+            JournalEntry("1-2", EntryType.TOOL_REQUEST, 7, b"{}", b"", "t\ufffd"),
         ),
         (["type", "hologr\xff", "time", "-7", "data", "x"], JournalEntry("1-2", "hologr\\xff", 0, b"x")),
         (["type", "hologram", "time", "soon"], JournalEntry("1-2", "hologram", 0, b"{}")),
@@ -65,9 +65,9 @@ def test_an_answer_is_known_by_its_query_and_its_respondent() -> None:
     assert response_id("7-1", "B") == "7-1:B"
 
 
-def end(told: Any = b"", crossed: Any = b"") -> JournalEntry:
-    told, crossed = (one if isinstance(one, bytes) else orjson.dumps(one) for one in (told, crossed))
-    return JournalEntry("3-9", EntryType.COMPLETED, 5, b"{}", told, "", crossed)
+def end(told: Any) -> JournalEntry:
+    told = told if isinstance(told, bytes) else orjson.dumps(told)
+    return JournalEntry("3-9", EntryType.COMPLETED, 5, b"{}", told)
 
 
 def test_an_end_tells_of_the_entries_before_it_without_the_data_of_large_ones() -> None:
@@ -83,23 +83,13 @@ def test_an_end_tells_of_the_entries_before_it_without_the_data_of_large_ones() 
         assert end(nothing).earlier() is None
 
 
-def test_an_entry_names_the_messages_that_crossed_the_bus_and_nobody_else_makes_any_up() -> None:
-    named = [Crossing("tool.request.x", "7-1"), Crossing("tool.result.x", "7")]
-    assert end(crossed=[list(one) for one in named]).crossings() == named
-    assert end(crossed=[[5, "7-1"]]).crossings() == [Crossing("5", "7-1")]
-    for nothing in (b"", b"{", 5, [["x"]], [["x", "7-1", "more"]], [["x", "7-1"], ["y", "later"]], [5]):
-        assert end(crossed=nothing).crossings() == []
-
-
 def test_what_cannot_be_read_of_an_entry_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.telemetry.unread._said", {})
-    entry = JournalEntry("3-9", EntryType.COMPLETED, 5, b"{", crossed=b"[5]")
-    assert (entry.value(), entry.crossings()) == ({}, [])
-    # to name nothing is no mistake
-    assert JournalEntry("3-8", EntryType.COMPLETED, 5, b"{}").crossings() == []
+    entry = JournalEntry("3-9", EntryType.COMPLETED, 5, b"{")
+    assert entry.value() == {}
     told = [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(one["stream"], one["entry_id"], one["reason"][:25]) for one in told] == [
-        ("a journal", "3-9", "completed: its data is no"), ("a journal", "3-9", "completed: its messages: "),
-    ]  # fmt: skip
+        ("a journal", "3-9", "completed: its data is no")
+    ]

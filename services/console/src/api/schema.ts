@@ -170,12 +170,6 @@ export interface components {
             rubric: string;
             judges?: components["schemas"]["JudgeGrade"][];
         };
-        Crossed: {
-            subject: string;
-            t: number;
-            stream: string;
-            id: string;
-        };
         DeadLetterPage: {
             dead_letters: components["schemas"]["DeadLetterShown"][];
             total: number;
@@ -552,6 +546,12 @@ export interface components {
             path: string;
             seconds: number;
         };
+        LoggedMessage: {
+            subject: string;
+            t: number;
+            stream: string;
+            id: string;
+        };
         Measured: {
             cases: number;
             value: number | null;
@@ -735,8 +735,8 @@ export interface components {
             model: string | null;
             finish_reason: string | null;
             notices: components["schemas"]["Notice"][];
-            events: string[];
-            event_log: components["schemas"]["Crossed"][];
+            events?: string[];
+            event_log?: components["schemas"]["LoggedMessage"][];
             client_calls?: components["schemas"]["ClientCall"][];
             deliberations?: components["schemas"]["Deliberation"][];
             critique?: components["schemas"]["CritiqueShown"] | null;
@@ -1058,7 +1058,7 @@ export interface components {
             session_id: string;
             open_to_votes: boolean;
             journal: components["schemas"]["JournalKept"][];
-            event_log: components["schemas"]["Crossed"][];
+            event_log?: components["schemas"]["LoggedMessage"][];
         };
         Usage: {
             prompt_tokens?: number;

@@ -5,7 +5,7 @@ import { Dialog, duration } from "../ui/parts";
 import { textOf, type Turn } from "./turn";
 import { counted } from "../words";
 
-/** What crossed the bus for a question, and when. */
+/** The messages on the bus for a question, and their times. */
 export function Waterfall({ sessionId, turn, onClose }: { sessionId: string | null; turn: Turn | null; onClose(): void }) {
   const [result, setResult] = useState<TurnTold | null>(null);
   const [trouble, setTrouble] = useState("");
@@ -13,7 +13,7 @@ export function Waterfall({ sessionId, turn, onClose }: { sessionId: string | nu
     setResult(null);
     setTrouble("");
     if (!turn || sessionId === null) return;
-    call<TurnTold>("GET", `sessions/${encodeURIComponent(sessionId)}/turns/${turn.queryId}`).then(setResult, (error: Error) => setTrouble(error.message));
+    call<TurnTold>("GET", `sessions/${encodeURIComponent(sessionId)}/turns/${turn.queryId}?event_log=true`).then(setResult, (error: Error) => setTrouble(error.message));
   }, [sessionId, turn]);
   const log = result?.event_log ?? [];
   const whole = Math.max(0.001, ...log.map((one) => one.t));

@@ -53,14 +53,14 @@ export default function Bus({ rest, onGo }: PageProps) {
 
 /** One question from its arrival to its judge: who worked on it when. */
 function Waterfall({ entries, question, onClose }: { entries: readonly BusEntry[]; question: string | null; onClose(): void }) {
-  // what all readers have handled is gone from the bus; the journal still knows that it passed, for whoever asked
-  const { found, wrong } = useAsked<Shapes["QueryResult"]>(question && `queries/${encodeURIComponent(question)}`);
+  // The tail has the newest messages only; the query's user also gets the older ones that are still on the bus.
+  const { found, wrong } = useAsked<Shapes["QueryResult"]>(question && `queries/${encodeURIComponent(question)}?event_log=true`);
   const spans = useMemo(() => (question ? spansOf(withLog(entries, question, found?.event_log ?? []), question) : []), [entries, question, found]);
   const whole = Math.max(1, ...spans.map(({ start, length }) => start + length));
   return (
     <Dialog open={question !== null} onClose={onClose} title="One question, from its arrival to its judge" wide>
       <p className="dim"><code>{question}</code> · {counted(spans.length, "message")} in {duration(whole)}</p>
-      {spans.length === 0 ? (found || wrong) && <p>None of its messages is on the bus any more: they are removed when all their readers have handled them. Whoever asked the question still sees when they passed.</p> : (
+      {spans.length === 0 ? (found || wrong) && <p>None of its messages is on the bus any more: they are removed when all their readers have handled them.</p> : (
         <div className="table" role="region" aria-label="Messages of the question" tabIndex={0}>
           <table className="waterfall grid">
             <thead><tr><th scope="col">Who</th><th scope="col">Message</th><th scope="col" className="number">After</th><th scope="col">Time</th></tr></thead>
@@ -68,7 +68,7 @@ function Waterfall({ entries, question, onClose }: { entries: readonly BusEntry[
               {spans.map(({ entry, start, length }) => (
                 <tr key={`${entry.subject} ${entry.entry_id}`}>
                   <th scope="row">{participantOf(entry) || "–"}</th>
-                  <td className="wide" dir="auto"><b>{entry.subject}</b>{respondentOf(entry) === "B" && <span className="badge">B</span>} {entry.payload === undefined ? <span className="dim">not kept any more</span> : <><span className="dim">{summaryOf(entry)}</span><Json value={entry} /></>}</td>
+                  <td className="wide" dir="auto"><b>{entry.subject}</b>{respondentOf(entry) === "B" && <span className="badge">B</span>} {entry.payload === undefined ? <span className="dim">not among the newest messages</span> : <><span className="dim">{summaryOf(entry)}</span><Json value={entry} /></>}</td>
                   <td className="number">{duration(start)}</td>
                   <td className="bar-cell"><svg viewBox="0 0 100 4" preserveAspectRatio="none" role="img" aria-label={length ? `for ${duration(length)}` : "at once"}><rect x={(99 * start) / whole} y="0" width={Math.max(1, (99 * length) / whole)} height="4" /></svg></td>
                 </tr>

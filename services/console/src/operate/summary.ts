@@ -127,7 +127,7 @@ export function spansOf(entries: readonly BusEntry[], question: string): Span[] 
   });
 }
 
-/** The messages with those of a question that only its journal still names, which have no content any more. */
+/** The messages, with those of a question that only its event log names: they have no content. */
 export function withLog(entries: readonly BusEntry[], question: string, log: readonly { subject: string; id: string }[]): BusEntry[] {
   const known = new Set(entries.map((entry) => `${entry.subject} ${entry.entry_id}`));
   const gone = log.filter(({ subject, id }) => !known.has(`${subject} ${id}`));

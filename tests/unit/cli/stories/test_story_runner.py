@@ -189,7 +189,7 @@ async def test_a_message_that_no_stream_had_fails_the_story(playing: Any, json_a
         patch.setattr("local2_stories.runner.PUBLISHED_WITHIN", 0.05)
         code, text = await outcome(playing, STORY.replace("EXPECTED", "x"))
     assert code == 1
-    assert "✗ event_log is what crossed the bus" in text
+    assert "✗ event_log lists messages on the bus" in text
     assert "tool.request.x" in text
 
 
