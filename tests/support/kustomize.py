@@ -112,22 +112,40 @@ def _patch(folder: Path, plan: dict[str, Any], resources: list[Resource]) -> lis
 
 
 def _replace(plan: dict[str, Any], resources: list[Resource]) -> None:
-    """A field's value into fields of others, as a whole."""
+    """A field's value into fields of others, as a whole or as the part in front of the first delimiter."""
     assert set(plan) <= {"source", "targets"}, plan
     source = plan["source"]
     value: Any = _one(source["kind"], source["name"], resources)
     for part in source["fieldPath"].split("."):
         value = value[part]
+    if delimiter := source.get("options", {}).get("delimiter"):
+        value = value.partition(delimiter)[0]
     for target in plan["targets"]:
-        assert set(target) == {"select", "fieldPaths"}, target
+        assert set(target) <= {"select", "fieldPaths", "options"}, target
+        delimiter = target.get("options", {}).get("delimiter")
         for field in target["fieldPaths"]:
             *path, last = field.split(".")
-            place = _one(target["select"]["kind"], target["select"]["name"], resources)
-            for part in path:
-                place = place[part]
-            # without `options: {create: true}` the field must be there
-            assert last in place, field
-            place[last] = value
+            for resource in (resource for resource in resources if _selected(resource, target["select"])):
+                for place in _places(resource, path):
+                    # without `options: {create: true}` the field must be there
+                    assert last in place, field
+                    place[last] = delimiter.join([value, *place[last].split(delimiter)[1:]]) if delimiter else value
+
+
+def _places(value: Any, path: list[str]) -> Iterator[Any]:
+    """The values at a path, whose parts are keys, `*` for all entries of a list, or `[key=value]` for one of them."""
+    if not path:
+        yield value
+        return
+    part, *rest = path
+    if part == "*":
+        for entry in value:
+            yield from _places(entry, rest)
+    elif named := re.fullmatch(r"\[(\w+)=(.*)\]", part):
+        (entry,) = (entry for entry in value if entry[named[1]] == named[2])
+        yield from _places(entry, rest)
+    else:
+        yield from _places(value[part], rest)
 
 
 def _one(kind: str, name: str, resources: list[Resource]) -> Resource:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from support.kustomize import Resource, build, containers, normal
 
+from shared import key_prefix
 from shared.participant.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -367,7 +368,25 @@ def test_every_variable_is_a_setting(overlay: str) -> None:
     given = set(settings_of(overlay))
     for deployment in participants(overlay).values():
         given |= {variable["name"] for container in containers(deployment) for variable in container["env"]}
-    assert given - {"PARTICIPANT"} <= variables()
+    assert given - {"PARTICIPANT", key_prefix.VARIABLE} <= variables()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_key_prefix_of_the_settings_is_the_one_of_redis_and_keda(overlay: str, tmp_path: Path) -> None:
+    shutil.copytree(K8S.parent, tmp_path / "deploy")
+    settings = tmp_path / "deploy" / "k8s" / "base" / "settings.env"
+    settings.write_text(settings.read_text().replace("LOCAL2_KEY_PREFIX=local2:", "LOCAL2_KEY_PREFIX={team-2}:"))
+    resources = build(tmp_path / "deploy" / "k8s" / "overlays" / overlay)
+    servers = [one for one in resources if one["kind"] == "StatefulSet" and one["metadata"]["name"] == "redis"]
+    assert bool(servers) is (overlay != "managed-redis")
+    for server in servers:
+        (container,) = containers(server)
+        assert {"name": "LOCAL2_KEY_PREFIX", "value": "{team-2}:"} in container["env"]
+    scaled = [one for one in resources if one["kind"] == "ScaledObject"]
+    assert bool(scaled) is (overlay != "ollama")
+    for one in scaled:
+        for trigger in one["spec"]["triggers"]:
+            assert re.fullmatch(r"\{team-2\}:(query\.received|tool\.request\.\w+)", trigger["metadata"]["stream"])
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
