@@ -11,6 +11,7 @@ import ssl
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl, urlencode
 
@@ -18,6 +19,7 @@ from redis.asyncio import ConnectionPool, Sentinel
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import RedisError
 
 from shared.bus.keys import REPLICAS
@@ -53,6 +55,22 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+class _PasswordFile(CredentialProvider):  # type: ignore[misc]
+    """A user whose password is read from a file for each new connection."""
+
+    def __init__(self, username: str | None, path: Path) -> None:
+        self.username = username
+        self._path = path
+
+    def get_credentials(self) -> tuple[str, ...]:
+        """Return the arguments of AUTH. Raises OSError."""
+        password = self._path.read_text().strip()
+        return (self.username, password) if self.username else (password,)
+
+    async def get_credentials_async(self) -> tuple[str, ...]:
+        return await asyncio.to_thread(self.get_credentials)
+
+
 @dataclass(slots=True)
 class _Place:
     """What a URL says: the addresses in it, and how redis-py connects to each."""
@@ -69,7 +87,7 @@ def parse(url: str) -> _Place:
     try:
         return _parse(url)
     except OSError as exc:
-        raise SettingsError(f"LOCAL2_REDIS_URL names certificates that cannot be read: {exc}") from exc
+        raise SettingsError(f"LOCAL2_REDIS_URL names a file that cannot be used: {exc}") from exc
     except TypeError as exc:
         # redis-py passes options of the URL on as arguments: the error names the unknown one.
         unknown = str(exc).rpartition("argument ")[2]
@@ -91,6 +109,7 @@ def _parse(url: str) -> _Place:
     login, at, hosts = authority.rpartition("@")
     # What other clients decide by the URL is decided here for all of them alike.
     options = {name: value for name, value in parse_qsl(query, keep_blank_values=True) if name not in _OPTIONS}
+    password_file = options.pop("password_file", "")
     sentinel_login = {name.removeprefix("sentinel_"): options.pop(name) for name in _SENTINEL_LOGIN & options.keys()}
     service, database = "", path
     if kind == "sentinel":
@@ -104,7 +123,10 @@ def _parse(url: str) -> _Place:
     if kind == "cluster" and (database.strip("/") or options.get("db", "0")) != "0":
         raise SettingsError("a server in cluster mode has database 0 only: leave it out of LOCAL2_REDIS_URL")
     query = f"?{urlencode(options)}" if options else ""
-    pools = [_pool(f"{base}://{login}{at}{host}/{database}{query}") for host in (hosts.split(",") if kind else [hosts])]
+    pools = [
+        _pool(f"{base}://{login}{at}{host}/{database}{query}", password_file)
+        for host in (hosts.split(",") if kind else [hosts])
+    ]
     port = 26379 if kind == "sentinel" else 6379
     addresses = [
         (pool.connection_kwargs.get("host", "localhost"), pool.connection_kwargs.get("port", port)) for pool in pools
@@ -114,10 +136,17 @@ def _parse(url: str) -> _Place:
     return _Place(kind, pools[0], addresses, service, sentinel_login)  # type: ignore[arg-type]
 
 
-def _pool(url: str) -> ConnectionPool:
+def _pool(url: str, password_file: str) -> ConnectionPool:
     """Return redis-py's pool for a URL of one server, whose connections are BusConnections."""
     read = ConnectionPool.from_url(url, protocol=_OPTIONS["protocol"])
     arguments, connection_class = {**read.connection_kwargs, **_OPTIONS}, read.connection_class
+    if password_file:
+        if "password" in arguments:
+            raise SettingsError("LOCAL2_REDIS_URL has a password and a password_file: leave one of them out")
+        provider = _PasswordFile(arguments.pop("username", None), Path(password_file))
+        # A missing file is an error of the settings now, and a failed connection later.
+        provider.get_credentials()
+        arguments["credential_provider"] = provider
     if issubclass(connection_class, SSLConnection):
         # Python 3.13 requires extensions that the certificates of private authorities often lack.
         arguments.setdefault("ssl_exclude_verify_flags", [ssl.VERIFY_X509_STRICT])
@@ -158,7 +187,9 @@ class Server:
 
     @property
     def username(self) -> str | None:
-        username: str | None = self._place.pool.connection_kwargs.get("username")
+        options = self._place.pool.connection_kwargs
+        provider: _PasswordFile | None = options.get("credential_provider")
+        username: str | None = provider.username if provider else options.get("username")
         return username
 
     @property

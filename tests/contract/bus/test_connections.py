@@ -87,6 +87,13 @@ async def tcp_with_user(folder: Path) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
+async def tcp_with_password_file(folder: Path) -> AsyncIterator[str]:
+    async with tcp_with_user(folder) as url:
+        (folder / "password").write_text("secret\n")
+        yield f"{url.replace(':secret@', '@')}?password_file={folder / 'password'}"
+
+
+@contextlib.asynccontextmanager
 async def database(folder: Path) -> AsyncIterator[str]:
     with running(alone(folder)) as node:
         yield f"redis://{node.name}/3"
@@ -124,7 +131,7 @@ def running(node: Node) -> Iterator[Node]:
 
 
 Form = Callable[[Path], AbstractAsyncContextManager[str]]
-FORMS = [tcp, tcp_with_password, tcp_with_user, database, unix_socket, tls, sentinels]
+FORMS = [tcp, tcp_with_password, tcp_with_user, tcp_with_password_file, database, unix_socket, tls, sentinels]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
@@ -165,12 +172,30 @@ async def test_tls_server_of_unknown_authority_is_refused(tmp_path: Path) -> Non
         "redis://h/x",
         "redis+sentinel://secret@h/",
         "rediss://h?no=1",
+        "redis://h?password_file=/none/here",
+        f"redis://:secret@h?password_file={__file__}",
     ],
 )
 def test_url_that_is_wrong_is_refused_with_a_reason(url: str) -> None:
     with pytest.raises(SettingsError, match="LOCAL2_REDIS_URL") as refused:
         open_bus(url)
     assert "secret" not in str(refused.value)
+
+
+async def test_password_file_is_read_anew_for_each_connection(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("old")
+    with running(alone(tmp_path, requirepass="old")) as node:
+        async with open_bus(f"redis://{node.name}/0?password_file={password}") as bus:
+            await call(bus, "SET", key("a"), "b")
+            node.client.config_set("requirepass", "new")
+            node.client.client_kill_filter(_type="normal", skipme=True)
+            # The file changes later than the server.
+            reading = asyncio.create_task(call(bus, "GET", key("a")))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(reading), 0.5)
+            password.write_text("new")
+            assert await asyncio.wait_for(reading, 30) == b"b"
 
 
 async def test_sentinel_failover_is_followed(tmp_path: Path, callers: Callers, effects: Effects) -> None:
