@@ -1154,7 +1154,12 @@ export interface components {
              * @enum {string}
              */
             event: "answer";
-            data: components["schemas"]["Piece"];
+            data: components["schemas"]["AnswerPiece"];
+        };
+        AnswerPiece: {
+            text: string;
+            persona?: string;
+            round?: number;
         };
         Attached: {
             id: string;
@@ -1237,8 +1242,8 @@ export interface components {
         };
         Claimed: {
             query_id: string;
-            session_id: string;
             response_id?: string;
+            session_id: string;
             respondent_id?: string;
             replica?: string;
             model?: string | null;
@@ -1256,12 +1261,12 @@ export interface components {
         };
         Completed: {
             answer: string;
+            said_before?: string[];
             thinking: string;
             tool_calls: components["schemas"]["CallEnded"][];
             usage: components["schemas"]["Usage"];
             finish_reason: string;
             model: string;
-            said_before?: string[];
             client_calls?: components["schemas"]["ClientCall"][];
             deliberations?: components["schemas"]["Deliberation"][];
             published?: boolean;
@@ -1279,6 +1284,7 @@ export interface components {
             window: number;
             tokens: number;
             ratio?: number;
+            image_tokens?: number;
             turns: number;
             cut: number;
             first_turn?: string;
@@ -1353,8 +1359,6 @@ export interface components {
             data: components["schemas"]["ModelMessage"];
         };
         ModelMessage: {
-            persona?: string;
-            round?: number;
             step: number;
             /** @constant */
             role: "assistant";
@@ -1363,15 +1367,17 @@ export interface components {
             tool_calls?: {
                 [key: string]: unknown;
             }[];
+            prompt_tokens?: number | null;
+            completion_tokens?: number | null;
+            finish_reason?: string;
+            model?: string;
+            context?: components["schemas"]["ContextShown"] | null;
+            persona?: string;
+            round?: number;
             reasoning_details?: {
                 [key: string]: unknown;
             }[];
-            prompt_tokens?: number;
-            completion_tokens?: number;
-            finish_reason?: string;
-            model?: string;
             scope?: string;
-            context?: components["schemas"]["ContextShown"] | null;
         };
         NoticeEvent: {
             id: string;
@@ -1383,13 +1389,13 @@ export interface components {
             data: components["schemas"]["Noticed"];
         };
         Noticed: {
-            persona?: string;
-            round?: number;
             code: string;
             message: string;
             about?: string;
             score?: number;
             note?: string;
+            persona?: string;
+            round?: number;
         };
         PairwiseEvent: {
             id: string;
@@ -1429,11 +1435,6 @@ export interface components {
             event: "persona.working";
             data: components["schemas"]["PersonaWorking"];
         };
-        Piece: {
-            persona?: string;
-            round?: number;
-            text: string;
-        };
         PreferenceMessage: {
             role: string;
             content: string;
@@ -1459,10 +1460,10 @@ export interface components {
             error: components["schemas"]["Fault"];
         };
         Restarted: {
-            persona?: string;
-            round?: number;
             step: number;
             discard_after: string;
+            persona?: string;
+            round?: number;
         };
         RestartedEvent: {
             id: string;
@@ -1531,7 +1532,12 @@ export interface components {
              * @enum {string}
              */
             event: "thinking";
-            data: components["schemas"]["Piece"];
+            data: components["schemas"]["ThinkingPiece"];
+        };
+        ThinkingPiece: {
+            text: string;
+            persona?: string;
+            round?: number;
         };
         ToolAnswered: {
             tool: string;
@@ -1547,14 +1553,14 @@ export interface components {
             round?: number;
         };
         ToolAsked: {
-            persona?: string;
-            round?: number;
             call_id: string;
             tool: string;
             args: {
                 [key: string]: unknown;
             };
             step: number;
+            persona?: string;
+            round?: number;
         };
         ToolRequestEvent: {
             id: string;
@@ -1580,17 +1586,17 @@ export interface components {
             to: string;
         };
         Truncated: {
-            persona?: string;
-            round?: number;
             dropped_turns: number;
             kept_turns: number;
             prompt_tokens: number;
+            attachments?: components["schemas"]["Attached"][];
             turns?: number;
             cut?: number;
             first_turn?: string;
             summarised?: number;
             summarised_until?: string;
-            attachments?: components["schemas"]["Attached"][];
+            persona?: string;
+            round?: number;
         };
     };
     responses: never;
