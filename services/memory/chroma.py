@@ -52,10 +52,14 @@ _HANDLES = 1_000
 OPEN_INDEXES = 64
 _FILES_PER_INDEX = 5
 _REOPENINGS = 10
-# Chroma's messages about broken files; any other error may pass.
-_DAMAGED = re.compile(
-    r"malformed|not a database|\(code: (11|26)\)|hnsw segment reader|deserializ|unsupported opcode", re.IGNORECASE
-)
+# Chroma's messages about a broken database.
+_DAMAGED = re.compile(r"malformed|not a database|\(code: (11|26)\)", re.IGNORECASE)
+# Chroma's messages about a vector index that it cannot load, or to which it cannot add the changes in its log. It then
+# refuses every call for the collection, reads of ids and metadata too. Chroma 1.5.9 writes the files of an index in
+# place, then its list of ids, then its place in the log: a process that dies in between leaves such an index.
+_INDEX_DAMAGED = re.compile(r"hnsw segment (reader|writer)", re.IGNORECASE)
+# The operating system's errors, such as too many open files, may pass.
+_MAY_PASS = "(os error"
 # Chroma's messages about a record without its vector: it was removed just now, or the file of vectors is damaged.
 _NO_VECTOR = re.compile(r"Error (finding id|getting embedding)")
 # Chroma's message about an index that was closed for another one and was never large enough for a file. Chroma loads it
@@ -69,6 +73,10 @@ class StoreUnavailable(TransientError):
 
 class StoreDamaged(StoreUnavailable):
     """Files of the store are broken or missing. Only a backup helps."""
+
+
+class IndexDamaged(StoreUnavailable):
+    """See `_INDEX_DAMAGED`."""
 
 
 class CollectionGone(StoreUnavailable):
@@ -101,6 +109,8 @@ def _translated() -> Iterator[None]:
             raise VectorMissing(str(exc)) from exc
         if isinstance(exc, ChromaError) and _DAMAGED.search(str(exc)):
             raise StoreDamaged(str(exc)) from exc
+        if isinstance(exc, ChromaError) and _INDEX_DAMAGED.search(str(exc)) and _MAY_PASS not in str(exc):
+            raise IndexDamaged(str(exc)) from exc
         raise StoreUnavailable(f"the store does not work: {type(exc).__name__}: {exc}") from exc
     except ValueError as exc:
         # the client's error for a server that it cannot reach
@@ -118,6 +128,23 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
         raise StoreUnavailable(f"the store has not answered for {seconds:g} s") from exc
 
 
+class Suspects:
+    """Users of whom a vector could not be read. found: set when there is a new one."""
+
+    def __init__(self) -> None:
+        self.users: dict[str, str] = {}
+        self.found = asyncio.Event()
+
+    def add(self, user_id: str, reason: str) -> None:
+        if user_id not in self.users:
+            log.warning("memory.vectors_unreadable", user_id=user_id, reason=reason)
+            self.users[user_id] = reason
+            self.found.set()
+
+    def remove(self, user_id: str) -> None:
+        self.users.pop(user_id, None)
+
+
 class Connection(ABC):
     """Chroma's client, opened at the first call.
 
@@ -126,6 +153,7 @@ class Connection(ABC):
 
     def __init__(self) -> None:
         self.damage: str | None = None
+        self.suspects = Suspects()
         self._client: Any = None
         self._opening = asyncio.Lock()
 
@@ -147,13 +175,16 @@ class Connection(ABC):
         try:
             return await call
         except StoreDamaged as exc:
-            if self.damage is None:
-                self.damage = (
-                    f"the memory's store is damaged: {exc}. Stop the stack, put the store aside with "
-                    "`local2 doctor --repair`, start the stack and restore the backup: `local2 restore --merge FILE`"
-                )
-                log.error("memory.damaged", reason=self.damage)
+            self.give_up(str(exc))
             raise StoreDamaged(self.damage) from exc
+
+    def give_up(self, reason: str) -> None:
+        if self.damage is None:
+            self.damage = (
+                f"the memory's store is damaged: {reason}. Stop the stack, put the store aside with "
+                "`local2 doctor --repair`, start the stack and restore the backup: `local2 restore --merge FILE`"
+            )
+            log.error("memory.damaged", reason=self.damage)
 
     @abstractmethod
     async def _open(self) -> Any: ...
@@ -306,13 +337,22 @@ class Collection:
         return await self._reopening(self._handle.query, **arguments)
 
     async def upsert(self, **arguments: Any) -> None:
-        await self._connection.write(self._handle.upsert, **arguments)
+        await self._write(self._handle.upsert, **arguments)
 
     async def update(self, **arguments: Any) -> None:
-        await self._connection.write(self._handle.update, **arguments)
+        await self._write(self._handle.update, **arguments)
 
     async def delete(self, ids: Sequence[str]) -> None:
-        await self._connection.write(self._handle.delete, ids=list(ids))
+        await self._write(self._handle.delete, ids=list(ids))
+
+    async def damaged(self) -> bool:
+        """Return whether not all vectors can be read. It reads them all."""
+        try:
+            async for _ in self.pages(("embeddings",)):
+                pass
+        except (IndexDamaged, VectorMissing):
+            return True
+        return False
 
     async def pages(self, include: Sequence[str]) -> AsyncIterator[Any]:
         """All records. Ids are read first, so a deletion meanwhile shifts no page."""
@@ -324,11 +364,21 @@ class Collection:
     async def _reopening(self, method: Callable[..., Any], **arguments: Any) -> Any:
         for _ in range(_REOPENINGS):
             try:
-                return await self._connection.read(method, **arguments)
+                return await self._observed(self._connection.read(method, **arguments))
             except _IndexClosed:
                 # Deletes no record; the change makes Chroma load the index.
-                await self._connection.write(self._handle.delete, ids=["-"])
-        return await self._connection.read(method, **arguments)
+                await self._write(self._handle.delete, ids=["-"])
+        return await self._observed(self._connection.read(method, **arguments))
+
+    async def _write(self, method: Callable[..., Any], **arguments: Any) -> None:
+        await self._observed(self._connection.write(method, **arguments))
+
+    async def _observed(self, call: Awaitable[R]) -> R:
+        try:
+            return await call
+        except (IndexDamaged, VectorMissing) as exc:
+            self._connection.suspects.add(self._handle.metadata["user_id"], str(exc))
+            raise
 
 
 class Collections:
@@ -383,17 +433,20 @@ class Collections:
 
     async def upsert(self, user_id: str, space: Space, record: dict[str, Any]) -> None:
         """Write records with vectors of a space, and remove them from the user's other collections."""
-        target = self._name(user_id, _suffix(space))
+        await self.add(user_id, space, record)
+        for collection in await self.of(user_id):
+            if collection.space != space:
+                with contextlib.suppress(CollectionGone):
+                    await collection.delete(record["ids"])
+
+    async def add(self, user_id: str, space: Space, record: dict[str, Any]) -> None:
+        """Write records with vectors of a space."""
         try:
             await (await self._made(user_id, space)).upsert(**record)
         except CollectionGone:
             # another replica has removed it
-            self._handles.pop(target, None)
+            self._handles.pop(self._name(user_id, _suffix(space)), None)
             await (await self._made(user_id, space)).upsert(**record)
-        for collection in await self.of(user_id):
-            if collection.name != target:
-                with contextlib.suppress(CollectionGone):
-                    await collection.delete(record["ids"])
 
     async def drop(self, name: str, *, empty: bool = False) -> None:
         """Remove a collection; with `empty` only when nothing is in it."""

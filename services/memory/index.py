@@ -20,7 +20,7 @@ from services.memory.engram import Engram
 from services.memory.keywords import Entry, KeywordIndex, KeywordIndexDamaged, Seen
 from services.memory.store import Placed, Store
 from services.memory.text import keyword_text
-from services.memory.vectors import NOWHERE, Vector
+from services.memory.vectors import Vector
 from shared.bus import order
 from shared.contracts import MEMORY_CHANGED, MemoryChanged
 from shared.envelope import Envelope
@@ -42,7 +42,7 @@ def entry(engram: Engram, vector: Vector | None = None) -> Entry:
     data = orjson.dumps(engram.flat()).decode()
     # half precision is enough to compare by
     place, model = None, ""
-    if vector is not None and vector.space != NOWHERE:
+    if vector is not None and vector.model:
         place, model = np.asarray(vector.values, dtype=np.float16).tobytes(), vector.model
     if not engram.shown:
         # No search and no conversation finds it. Its data is kept for a repair of the store.
@@ -197,8 +197,8 @@ class Index:
         if start == mark:
             await self._load()
         else:
-            # A store that cannot be read raises here: until then its index is all that is left.
-            users = await self._store.users()
+            # A collection that cannot be read raises here: until then its engrams are in this index only.
+            users = {one.user_id for one in await self._store.collections()}
             log.info("index.rebuild", mark=mark, users=len(users))
             await asyncio.to_thread(self._keywords.clear)
             async for user_id, placed in self._store.scan():

@@ -156,6 +156,14 @@ class KeywordIndex:
                 return {}
             return dict(db.execute(f"SELECT id, data FROM engram WHERE id IN ({places})", list(ids)))
 
+    def page(self, user_id: str, after: int, limit: int) -> list[tuple[int, str, str]] | None:
+        """Return number, id and `data` of engrams whose numbers follow `after`; None if the user has no file."""
+        with self._there(user_id) as db:
+            if db is None:
+                return None
+            sql = "SELECT n, id, data FROM engram WHERE n > ? ORDER BY n LIMIT ?"
+            return db.execute(sql, (after, limit)).fetchall()
+
     def count(self, user_id: str) -> int:
         with self._there(user_id) as db:
             return 0 if db is None else int(db.execute("SELECT count(*) FROM engram").fetchone()[0])

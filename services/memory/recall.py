@@ -15,7 +15,7 @@ from services.memory.periods import Period, period_of
 from services.memory.ranking import Candidate, Hit, Weights, lifts, min_score_for, promising, rank
 from services.memory.rerank import Reranker, RerankFailed
 from services.memory.settings import MemorySettings
-from services.memory.store import Near, Store, StoreUnavailable
+from services.memory.store import IndexDamaged, Near, Store, StoreUnavailable
 from services.memory.vectors import Vector
 from shared.envelope import now_ms
 from shared.telemetry.logging import get_logger
@@ -237,6 +237,8 @@ class Recall:
             return (), None, f"searched by words only: {self._embedder.trouble or 'the question cannot be embedded'}"
         try:
             near = await self._store.query(user_id, vector, limit, self._index.catalog.hidden(user_id))
+        except IndexDamaged:
+            return (), None, "searched by words only: the vectors cannot be read, and are being made again"
         except StoreUnavailable as exc:
             log.warning("recall.no_store", reason=str(exc))
             raise

@@ -13,7 +13,7 @@ from typing import Any
 from services.memory.embedding import Embedder
 from services.memory.ingest import embedded_text
 from services.memory.store import Kept
-from services.memory.vectors import NO_VECTOR, NOWHERE, Space
+from services.memory.vectors import NO_VECTOR, Space
 from services.memory.writer import Keeper
 from shared.bus.keys import REEMBEDDING
 from shared.errors import SettingsError, TransientError
@@ -22,7 +22,7 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-_LEASE_SECONDS = 30
+LEASE_MS = 30_000
 _PAUSE = 5.0
 # A server that stops embedding is often only being set up anew: its vectors are kept so long before the built-in
 # model's take their place.
@@ -82,7 +82,7 @@ class Reembedding:
         return len(due) == len(foreign)
 
     def _foreign(self, one: Kept, space: Space) -> bool:
-        return one.space != space and (self._replace or one.space == NOWHERE)
+        return one.space != space and (self._replace or not one.space.model)
 
     def _kept(self, one: Kept) -> bool:
         embedder = self._embedder
@@ -91,7 +91,7 @@ class Reembedding:
 
     async def _lease(self) -> bool:
         """One replica of all does it; another may go on where it stopped."""
-        return await self._context.bus.lease(REEMBEDDING, self._context.replica, _LEASE_SECONDS * 1000)
+        return await self._context.bus.lease(REEMBEDDING, self._context.replica, LEASE_MS)
 
     async def _collection(self, one: Kept, space: Space) -> bool:
         """False: vectors are made in another space by now."""

@@ -1,17 +1,20 @@
-"""Find damage of an embedded store and put the store aside: `python -m services.memory.repair`.
+"""Find damage of an embedded store and repair it: `python -m services.memory.repair`.
 
-It reads every record through Chroma's client, and changes nothing of a store that is whole. It prints what it did, one
-sentence a line. `local2 doctor --repair` runs it. A backup brings the memories back.
+It reads every record through Chroma's client, and changes nothing of a store that is whole. It rebuilds a damaged
+vector index from the keyword index, and puts a store aside that is damaged otherwise: a backup brings the memories
+back. It prints what it did, one sentence a line. `local2 doctor --repair` runs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import closing
 
-from services.memory.chroma import VectorMissing
+from services.memory.keywords import KeywordIndex
+from services.memory.rebuild import CopyMissing, copies
 from services.memory.settings import MemorySettings
-from services.memory.store import StoreDamaged, open_store
+from services.memory.store import IndexDamaged, Store, StoreDamaged, VectorMissing, open_store
 from shared.errors import Local2Error
 from shared.participant.store_marker import remove_marker, set_aside, was_created
 
@@ -25,8 +28,13 @@ async def repair(settings: MemorySettings) -> list[str]:
     folder = settings.folder
     if settings.chroma_url or not (folder.exists() or was_created(folder)):
         return []
-    if (trouble := await _trouble(settings)) is None:
-        return []
+    try:
+        async with open_store(settings) as store:
+            return [
+                line for user_id in sorted(await store.users()) for line in await _rebuilt(store, settings, user_id)
+            ]
+    except (StoreDamaged, CopyMissing) as exc:
+        trouble = str(exc.__cause__ or exc)
     aside = [(path, set_aside(path)) for path in (folder, settings.words)]
     remove_marker(folder)
     return [
@@ -35,16 +43,19 @@ async def repair(settings: MemorySettings) -> list[str]:
     ]
 
 
-async def _trouble(settings: MemorySettings) -> str | None:
-    """Return why not everything can be read, vectors too."""
+async def _rebuilt(store: Store, settings: MemorySettings, user_id: str) -> list[str]:
+    """Read everything of a user, vectors too, and rebuild a damaged index. Raises StoreDamaged, CopyMissing."""
     try:
-        async with open_store(settings) as store:
-            for user_id in await store.users():
-                async for _ in store.of_user(user_id):
-                    pass
-    except (StoreDamaged, VectorMissing) as exc:
-        return str(exc.__cause__ or exc)
-    return None
+        async for _ in store.of_user(user_id):
+            pass
+    except (IndexDamaged, VectorMissing) as exc:
+        with closing(KeywordIndex(settings.words)) as words:
+            count = await store.rebuild(user_id, copies(words, user_id))
+        return [
+            f"the damaged vector index of {count} memories was rebuilt from the keyword index ({exc}); memory makes "
+            "their vectors again"
+        ]
+    return []
 
 
 def main() -> int:

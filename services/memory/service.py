@@ -24,13 +24,14 @@ from services.memory.keywords import KeywordIndex
 from services.memory.library import Library
 from services.memory.manage import Manage
 from services.memory.notes import States
+from services.memory.rebuild import Rebuilding
 from services.memory.recall import Recall
 from services.memory.reembed import Reembedding, refuse_other_models
 from services.memory.rerank import CrossEncoder, ModelReranker
 from services.memory.retention import kinds
 from services.memory.secure_delete import Erasing
 from services.memory.settings import MemorySettings
-from services.memory.store import Store, StoreDamaged, open_store
+from services.memory.store import IndexDamaged, Store, StoreDamaged, open_store
 from services.memory.throttle import Pace, answering
 from services.memory.tools import MemoryTools
 from services.memory.transfer import open_endpoint
@@ -61,6 +62,7 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 _LOOK_SECONDS = 2.0
+_REBUILDING = "vectors cannot be read; memory makes them again from its copies"
 # Annotations are quick; when the store is away they wait, and must not take the tools' slots. Labels have as many
 # though one is made at a time: a read takes no more entries of a stream than the smallest of these limits.
 _ANNOTATIONS = 8
@@ -87,7 +89,7 @@ def builder(fault: Hook = no_fault) -> Any:
             keeper = Keeper(store, states, index, fault)
             erasing = Erasing(keywords, answering(context), settings.erase_after)
             if settings.on_model_change == "refuse":
-                with contextlib.suppress(StoreDamaged):
+                with contextlib.suppress(StoreDamaged, IndexDamaged):
                     await refuse_other_models(keeper, model_name)
             model = PreemptibleChatModel(settings.chat_model(), queries(context.bus), lambda: context.settings)
             stack.push_async_callback(model.aclose)
@@ -121,6 +123,7 @@ def builder(fault: Hook = no_fault) -> Any:
                 _background(
                     index.run(),
                     reembedding.run(),
+                    Rebuilding(context, keeper, keywords, embedder).run(),
                     documents.run(),
                     erasing.run(),
                     _watch(context, store, embedder, index, library, reembedding),
@@ -213,7 +216,7 @@ async def _facts(
     context: Context[Any], store: Store, embedder: Embedder, index: Index, library: Library, left: int
 ) -> None:
     """Write into the registry what works: /ready and the console show it."""
-    trouble = None
+    trouble = store.damage
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
             await store.ping()
@@ -221,6 +224,7 @@ async def _facts(
         trouble = str(exc) or "the store does not answer"
     reasons = [
         trouble,
+        None if store.damage or not store.suspects.users else _REBUILDING,
         embedder.trouble,
         None if index.ready.is_set() or store.damage else "the store is being read",
         library.damage,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,18 +16,31 @@ from services.memory.chroma import (
     Collections,
     Connection,
     Embedded,
+    IndexDamaged,
     Server,
     StoreDamaged,
     StoreUnavailable,
+    Suspects,
+    VectorMissing,
 )
 from services.memory.engram import Engram, topic_id
 from services.memory.folder import StoreLocked, locked
 from services.memory.settings import MemorySettings
-from services.memory.vectors import NOWHERE, Space, Vector
+from services.memory.vectors import Space, Vector, no_vector
 from shared.participant.disk import no_room
 from shared.telemetry.logging import get_logger
 
-__all__ = ["Near", "Placed", "Store", "StoreDamaged", "StoreLocked", "StoreUnavailable", "open_store"]
+__all__ = [
+    "IndexDamaged",
+    "Near",
+    "Placed",
+    "Store",
+    "StoreDamaged",
+    "StoreLocked",
+    "StoreUnavailable",
+    "VectorMissing",
+    "open_store",
+]
 
 log = get_logger()
 
@@ -76,6 +90,15 @@ class Store:
     def damage(self) -> str | None:
         """Why the store cannot be read; None if it can."""
         return self._connection.damage
+
+    @property
+    def suspects(self) -> Suspects:
+        """Users of whom a vector could not be read."""
+        return self._connection.suspects
+
+    def give_up(self, reason: str) -> None:
+        """Report the store as damaged: only a backup helps."""
+        self._connection.give_up(reason)
 
     def _check_room(self) -> None:
         if self._folder is not None and (reason := no_room(self._folder)) is not None:
@@ -145,12 +168,7 @@ class Store:
         async with self._write():
             for space, alike in by_space.items():
                 for part in _parts(alike):
-                    record = {
-                        "ids": [engram.id for engram, _ in part],
-                        "embeddings": [list(vector.values) for _, vector in part],
-                        "metadatas": [engram.flat() for engram, _ in part],
-                    }
-                    await self._collections.upsert(user_id, space, record)
+                    await self._collections.upsert(user_id, space, _record(part))
 
     async def update(self, user_id: str, engrams: Sequence[Engram]) -> None:
         """Replace the metadata of existing engrams; their vectors stay."""
@@ -181,6 +199,38 @@ class Store:
         """Remove everything of a user."""
         async with self._write():
             await self._collections.drop_user(user_id)
+
+    async def rebuild(
+        self, user_id: str, copies: AsyncIterator[Sequence[Engram]], copied: Callable[[], None] = lambda: None
+    ) -> int | None:
+        """Replace the user's collections whose vector index is damaged, and return the number of engrams in them.
+
+        copies: all engrams of the user, a page at a time. Those that no other collection has are written to a new one,
+        without vectors, before the damaged ones are removed. A crash in between leaves engrams in both. copied: called
+        between the two steps. Return None when no index is damaged.
+        """
+        async with self._write():
+            self._collections.forget(user_id)
+            there = await self._collections.of(user_id)
+            damaged = [one for one in there if await one.damaged()]
+            whole = [one for one in there if one not in damaged]
+            written = 0
+            if damaged:
+                spaces = [one.space for one in damaged]
+                vector = next(found for n in count(1) if (found := no_vector(n)).space not in spaces)
+                async for page in copies:
+                    for part in _parts(page):
+                        ids = [engram.id for engram in part]
+                        known = {id_ for one in whole for id_ in (await one.get(ids=ids, include=[]))["ids"]}
+                        lost = [engram for engram in part if engram.id not in known]
+                        if lost:
+                            await self._collections.add(user_id, vector.space, _record([(one, vector) for one in lost]))
+                        written += len(lost)
+                copied()
+                for collection in damaged:
+                    await self._collections.drop(collection.name)
+            self.suspects.remove(user_id)
+            return written if damaged else None
 
     async def ids_of_session(self, user_id: str, session_id: str) -> list[str]:
         async def read(collection: Collection) -> list[str]:
@@ -251,6 +301,14 @@ class Store:
         return sorted({one.id: one for those in found for one in those}.values(), key=lambda one: one.topic)
 
 
+def _record(items: Sequence[tuple[Engram, Vector]]) -> dict[str, Any]:
+    return {
+        "ids": [engram.id for engram, _ in items],
+        "embeddings": [list(vector.values) for _, vector in items],
+        "metadatas": [engram.flat() for engram, _ in items],
+    }
+
+
 def _engrams(page: Any, user_id: str) -> dict[str, Engram]:
     """The engrams of a page; without those of another user, which must not be there and must never be shown."""
     found: dict[str, Engram] = {}
@@ -265,7 +323,7 @@ def _engrams(page: Any, user_id: str) -> dict[str, Engram]:
 def _placed(page: Any, user_id: str, space: Space) -> dict[str, Placed]:
     places = dict(zip(page["ids"], page["embeddings"], strict=True))
     return {
-        one: Placed(engram, None if space == NOWHERE else Vector(space.model, places[one]))
+        one: Placed(engram, Vector(space.model, places[one]) if space.model else None)
         for one, engram in _engrams(page, user_id).items()
     }
 

@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 
 class Space(NamedTuple):
-    """Vectors can be compared that are of one model and one dimension. Without a model: those that have none yet."""
+    """Vectors can be compared that are of one model and one dimension.
+
+    model: empty for engrams that have no vector. The store needs one for each record: see `no_vector`.
+    """
 
     model: str
     dimension: int
@@ -26,6 +29,9 @@ class Vector:
         return Space(self.model, len(self.values))
 
 
-# Of an engram that no model has seen: the store wants a vector for everything. It is found by its words.
-NO_VECTOR = Vector("", (1.0,))
-NOWHERE = NO_VECTOR.space
+def no_vector(dimension: int) -> Vector:
+    """Return what stands for the vector of an engram that has none. It is found by its words."""
+    return Vector("", (1.0, *[0.0] * (dimension - 1)))
+
+
+NO_VECTOR = no_vector(1)

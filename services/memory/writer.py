@@ -7,7 +7,7 @@ between leaves its message unacknowledged, and the one who takes the message ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -91,6 +91,16 @@ class Keeper:
         engrams = [engram for engram, _ in items.values()]
         after = await self.states.read(engrams) if engrams else []
         return {e.id: items[e.id] for e, state in zip(engrams, after, strict=True) if state != before[e.id]}
+
+    async def rebuild(self, user_id: str, copies: AsyncIterator[Sequence[Engram]]) -> int | None:
+        """Rebuild what is damaged of the user's vectors (see Store.rebuild); what was deleted stays deleted."""
+
+        async def current() -> AsyncIterator[Sequence[Engram]]:
+            async for page in copies:
+                states = await self.states.read(page)
+                yield [engram for engram, state in zip(page, states, strict=True) if not state.gone(engram)]
+
+        return await self.store.rebuild(user_id, current(), lambda: self._fault("copied"))
 
     async def annotate(self, engram_id: str, kind: NoteKind, note: Note) -> bool:
         """Adds an annotation; one for an engram that is not there yet waits for it. False: it was deleted."""

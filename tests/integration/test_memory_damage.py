@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from support.memories import MemoryClient, asking, critique, memory_settings, remembering, response
+from support.mortal import replica
 from support.services import announced, running
 from support.waiting import eventually
 
 from services.memory.repair import repair
 from services.memory.service import app
 from services.memory.settings import MemorySettings
+from shared.envelope import now_ms
 from shared.testing.model_server import ScriptedModelServer
 
 # more than Chroma keeps in its queue: the vectors are in files of their own
@@ -151,26 +153,124 @@ def test_repair_leaves_a_folder_alone_that_is_new(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def cut_off(vectors: Path) -> None:
+    """As a process leaves it that dies while Chroma writes the list of ids."""
+    file = vectors / "index_metadata.pickle"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def emptied(vectors: Path) -> None:
+    for file in vectors.iterdir():
+        os.truncate(file, 0)
+
+
+def garbled(vectors: Path) -> None:
+    for file in vectors.iterdir():
+        garble(file, 0, min(5_000, file.stat().st_size))
+
+
+def vectors_of(folder: Path) -> Path:
+    """The folder of the largest vector index."""
+    folders = [path for path in (folder / "chroma").iterdir() if path.is_dir()]
+    return max(folders, key=lambda one: (one / "data_level0.bin").stat().st_size)
+
+
+async def whole_again(client: MemoryClient) -> bool:
+    """Return whether everything has a vector of the model."""
+    facts = await client.facts()
+    return facts.get("degraded") is None and facts.get("reembedding") == 0 and await similar(client)
+
+
+async def numbers(client: MemoryClient) -> set[int]:
+    """Return the numbers of all notes, which must be there once."""
+    found: list[int] = []
+    cursor = None
+    while True:
+        page = await client.manage("export", cursor=cursor, limit=500)
+        found += [int(line["content"].split()[2]) for line in page["lines"]]
+        cursor = page["cursor"]
+        if cursor is None:
+            assert len(found) == len(set(found))
+            return set(found)
+
+
+async def similar(client: MemoryClient) -> bool:
+    hits = (await client.manage("search", query="Note number 7 about harbours."))["hits"]
+    return bool(hits) and all(hit["why"]["similarity"] is not None for hit in hits)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["gone", "emptied", "garbled"])
-async def test_broken_files_of_vectors_are_found_by_the_repair(large: Path, tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize("change", [cut_off, emptied], ids=lambda change: change.__name__)
+async def test_memory_rebuilds_a_damaged_vector_index(
+    redis_url: str, large: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     place = shutil.copytree(large, tmp_path / "memory")
-    folders = [path for path in (place / "chroma").iterdir() if path.is_dir()]
-    # the other collection's vectors have one dimension
-    vectors = max(folders, key=lambda folder: (folder / "data_level0.bin").stat().st_size)
-    match change:
-        case "gone":
-            shutil.rmtree(vectors)
-        case "emptied":
-            for file in vectors.iterdir():
-                os.truncate(file, 0)
-        case _:
-            for file in vectors.iterdir():
-                garble(file, 0, min(5_000, file.stat().st_size))
-    told = await repaired(place)
-    assert "the memory's store is damaged" in told
-    assert "chroma.broken-" in told
+    async with remembering(redis_url, place):
+        # from now on a start does not read the store
+        pass
+    change(vectors_of(place))
+    async with remembering(redis_url, place) as client:
+        # by their words until the vectors are there
+        found = await client.manage("search", query="Note number 7 about harbours.")
+        assert found["hits"][0]["content"] == "Note number 7 about harbours."
+        assert "by words only" in found["degraded"]
+        await eventually(lambda: whole_again(client), 30, "the vectors are there again")
+        assert await numbers(client) == set(range(MANY))
     assert await repaired(place) == ""
+
+
+@pytest.mark.slow
+async def test_rebuild_that_is_killed_loses_nothing(redis_url: str, large: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(large, tmp_path / "memory")
+    cut_off(vectors_of(place))
+    async with ScriptedModelServer() as server, asking(redis_url, place, server) as client:
+        with replica("memory", redis_url, place, server.url, "copied") as dying:
+            # it finds the damage when it reads the store: this Redis has no changes of it
+            await dying.died()
+        since = now_ms()
+        async with running(app, memory_settings(redis_url, place, server.url)):
+            await client.indexed(since)
+            await eventually(lambda: similar(client), 30, "the vectors are there again")
+            await eventually(lambda: whole_again(client), 30, "all of them")
+            assert await numbers(client) == set(range(MANY))
+    assert await repaired(place) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["mark", "*.db*"])
+async def test_damaged_index_without_a_copy_is_reported_and_put_aside(
+    redis_url: str, large: Path, tmp_path: Path, lost: str
+) -> None:
+    place = shutil.copytree(large, tmp_path / "memory")
+    cut_off(vectors_of(place))
+    for file in (place / "chroma-words").glob(lost):
+        file.unlink()
+    async with (
+        ScriptedModelServer() as server,
+        running(app, memory_settings(redis_url, place, server.url)),
+        asking(redis_url, place, server) as client,
+    ):
+        await announced(redis_url, "memory")
+        await eventually(lambda: degraded(client), 20, "the memory names the damage")
+        assert "restore the backup" in (await client.facts())["degraded"]
+        assert (await client.tool("search_memory", query="harbour")).error is not None
+    assert "chroma.broken-" in await repaired(place)
+    assert await repaired(place) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [shutil.rmtree, emptied, garbled], ids=lambda change: change.__name__)
+async def test_repair_rebuilds_a_damaged_vector_index(
+    redis_url: str, large: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    place = shutil.copytree(large, tmp_path / "memory")
+    change(vectors_of(place))
+    told = await repaired(place)
+    assert f"the damaged vector index of {MANY} memories was rebuilt from the keyword index" in told
+    assert await repaired(place) == ""
+    async with remembering(redis_url, place) as client:
+        await eventually(lambda: whole_again(client), 30, "the vectors are there again")
+        assert await numbers(client) == set(range(MANY))
 
 
 async def test_repair_changes_nothing_of_a_store_on_a_full_disk(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,8 @@ async def _repair(data_dir: Path, embedded: bool) -> list[str]:
         said += await asyncio.to_thread(_documents, data_dir)
         for name in _MODULES:
             said += await _of_participant(name, data_dir)
-    if said:
+    # A backup is not needed for an index that memory could rebuild.
+    if any("rebuilt from the keyword index" not in line for line in said):
         said.append(f"start the stack, then restore a backup: {typed('restore', '--merge')} FILE")
     return said
 

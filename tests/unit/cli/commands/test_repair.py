@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,12 @@ from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.cli.launch.redis_data import DataDamaged
 from services.cli.launch.run_lock import AlreadyRunning, run_lock
 from services.knowledge.sqlite import open_sqlite
+from services.memory.engram import Engram
+from services.memory.index import entry
+from services.memory.keywords import KeywordIndex
+from services.memory.settings import MemorySettings
+from services.memory.store import open_store
+from services.memory.vectors import NO_VECTOR
 from services.reward.store import Store
 from shared.participant import store_marker
 
@@ -60,6 +67,26 @@ def test_damaged_stores_are_named_and_put_aside(tmp_path: Path) -> None:
     asyncio.run(knowledge(tmp_path))
     with EmbeddedRedis(tmp_path / "redis") as server:
         assert server.keys() == 0
+
+
+async def memory(folder: Path, count: int) -> None:
+    settings = MemorySettings(data_dir=folder)
+    many = [(Engram(f"e{n}", "ann", "note", n, n, content=f"note {n}"), NO_VECTOR) for n in range(count)]
+    with closing(KeywordIndex(settings.words)) as words:
+        words.add("ann", [entry(*one) for one in many])
+        words.set_mark("0-0")
+    async with open_store(settings) as store:
+        await store.put("ann", many)
+
+
+def test_rebuilt_vector_index_needs_no_backup(tmp_path: Path) -> None:
+    # more than Chroma keeps in its log: it writes an index
+    asyncio.run(memory(tmp_path, 1_100))
+    (ids,) = (tmp_path / "chroma").glob("*/index_metadata.pickle")
+    os.truncate(ids, 100)
+    (said,) = repair(tmp_path, embedded=False)
+    assert "the damaged vector index of 1100 memories was rebuilt from the keyword index" in said
+    assert repair(tmp_path, embedded=False) == []
 
 
 def test_a_bus_whose_whole_folder_was_emptied_is_missed(tmp_path: Path) -> None:
