@@ -168,6 +168,16 @@ class ContextShown(Part):
     summarised_until: str = Field(default="", description="The newest of those")
 
 
+class CallOfMessage(Part):
+    """A tool call as the model wrote it. error: why it cannot be run. signature: of the thoughts before it."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+    signature: str | None = None
+    error: str | None = None
+
+
 class ModelMessage(EventData):
     """A whole message of the model, with its tool calls and token counts."""
 
@@ -177,7 +187,7 @@ class ModelMessage(EventData):
     role: Literal["assistant"]
     content: str
     thinking: str = ""
-    tool_calls: list[dict[str, Any]] = Field(default=[])
+    tool_calls: list[CallOfMessage] = Field(default=[])
     prompt_tokens: int | None = Field(default=0, description="null: the server did not count them")
     completion_tokens: int | None = Field(default=0, description="null: the server did not count them")
     finish_reason: str = ""
