@@ -6,22 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.generator.earlier import Form, decided
+from services.generator.earlier import Form
 from services.generator.grades import LowGrade
 from services.generator.loop import Reply, call_of_message
-from shared.bus import order
 from shared.contracts import ToolCallRecord
 from shared.llm.port import ToolCall
-from shared.records.journal import TERMINAL, EntryType, JournalEntry
-from shared.telemetry.unread import not_understood
-
-_PARTIAL = frozenset({EntryType.THINKING, EntryType.ANSWER})
-# Entries that end the partial text before them: it is either complete or declared void.
-_SETTLES = frozenset({EntryType.MESSAGE, EntryType.RESTARTED})
-
-
-# Whose text it is: a committee member and its round, or nothing for who answers.
-Speaker = tuple[str, int] | None
+from shared.records.events import (
+    Entry,
+    FilesSent,
+    ModelMessage,
+    Noticed,
+    PersonaDone,
+    PersonaWorking,
+    Speaker,
+    ToolAnswered,
+    Transition,
+)
+from shared.records.journal import JournalEntry
+from shared.records.response_state import ResponseState, replay
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class Recall:
     low_grade: LowGrade | None = None
     earlier: dict[str, Form] | None = None
     unsettled: dict[Speaker, str] = field(default_factory=dict)
-    terminal: JournalEntry | None = None
+    terminal: Entry | None = None
 
     def spent(self) -> dict[str, int]:
         """Tokens of all model calls, those of a committee's members too; what one that was broken off took nobody
@@ -56,57 +58,49 @@ class Recall:
 
 
 def recall(entries: Sequence[JournalEntry]) -> Recall:
-    """Reads a journal, oldest entry first."""
-    found = Recall()
-    before = "0-0"
-    for entry in entries:
-        if entry.type in _PARTIAL:
-            found.unsettled.setdefault(_speaker_of(entry), before)
-        elif entry.type in _SETTLES:
-            found.unsettled.pop(_speaker_of(entry), None)
-        before = entry.id
-        # what cannot be read was not written by an owner of this journal
-        try:
-            _take(found, entry)
-        except (KeyError, TypeError, ValueError) as exc:
-            not_understood("a journal", entry.id, f"{entry.type}: {exc!r}", entry.data)
-        if entry.type in TERMINAL:
-            found.terminal = entry
-            break
-    return found
+    """Read a journal, oldest entry first."""
+    return recalled(replay(entry.typed() for entry in entries))
+
+
+def recalled(state: ResponseState) -> Recall:
+    """Return the finished steps of a response."""
+    grades = [_low_grade(notice) for notice in state.events(Noticed) if notice.code == "low_grade"]
+    files = [_forms(sent) for sent in state.events(FilesSent)]
+    return Recall(
+        replies={(message.scope, message.step): reply_of(message) for message in state.events(ModelMessage)},
+        results={call.answered.call_id: _record(call.answered) for call in state.calls if call.answered},
+        requested={call.asked.call_id: call.token for call in state.calls if call.asked},
+        states=sum(1 for _ in state.events(Transition)),
+        progress={
+            *((event.type, event.persona, event.round) for event in state.events(PersonaWorking)),
+            *((event.type, event.persona, event.round) for event in state.events(PersonaDone)),
+        },
+        notices={notice.code for notice in state.events(Noticed)},
+        low_grade=grades[-1] if grades else None,
+        earlier=files[-1] if files else None,
+        unsettled=state.unsettled,
+        terminal=state.end,
+    )
+
+
+def _record(answered: ToolAnswered) -> ToolCallRecord:
+    names = ToolCallRecord.model_fields
+    return ToolCallRecord(**{name: value for name, value in answered if name in names})
+
+
+def _low_grade(notice: Noticed) -> LowGrade:
+    return LowGrade(notice.about, notice.score, notice.note)
+
+
+def _forms(sent: FilesSent) -> dict[str, Form]:
+    """Return the forms of files. A form of a newer release is left out: the file is looked up again."""
+    known = {form.value for form in Form}
+    return {file.id: Form(file.sent) for file in sent.files if file.sent in known}
 
 
 def speaker(labels: Mapping[str, Any]) -> Speaker:
-    """Of an entry's fields."""
+    """Return whose text has these labels."""
     return (str(labels["persona"]), int(labels.get("round") or 0)) if "persona" in labels else None
-
-
-def _speaker_of(entry: JournalEntry) -> Speaker:
-    # deltas are many, and most are nobody's of a committee
-    return speaker(entry.value()) if b'"persona"' in entry.data else None
-
-
-def _take(found: Recall, entry: JournalEntry) -> None:
-    match entry.type:
-        case EntryType.STATE:
-            found.states += 1
-        case EntryType.MESSAGE:
-            data = entry.value()
-            found.replies[data.get("scope", ""), data["step"]] = reply_of(data)
-        case EntryType.TOOL_REQUEST:
-            found.requested[entry.value()["call_id"]] = entry.token
-        case EntryType.TOOL_RESULT:
-            record = ToolCallRecord.model_validate(entry.value(), extra="ignore")
-            found.results[record.call_id] = record
-        case EntryType.PERSONA_WORKING | EntryType.PERSONA_DONE:
-            data = entry.value()
-            found.progress.add((entry.type, data["persona"], data["round"]))
-        case EntryType.ATTACHMENTS:
-            found.earlier = decided(entry.value())
-        case EntryType.NOTICE:
-            found.notices.add(entry.value()["code"])
-            if entry.value()["code"] == "low_grade":
-                found.low_grade = LowGrade.parse(entry.value())
 
 
 def written(call: ToolCall) -> dict[str, Any]:
@@ -115,44 +109,24 @@ def written(call: ToolCall) -> dict[str, Any]:
     return data if call.error is None else {**data, "error": call.error}
 
 
-def reply_of(data: dict[str, Any]) -> Reply:
-    context = data.get("context") or {}
+def reply_of(message: ModelMessage) -> Reply:
+    context = message.context
     return Reply(
-        content=data["content"],
-        thinking=data["thinking"],
-        tool_calls=[
-            ToolCall(call["id"], call["name"], call["args"], call.get("error"), call.get("signature"))
-            for call in data["tool_calls"]
-        ],
-        finish_reason=data["finish_reason"],
-        model=data["model"],
-        prompt_tokens=data["prompt_tokens"] or 0,
-        completion_tokens=data["completion_tokens"] or 0,
-        context=(context.get("tokens") or 0, context.get("window") or 0),
-        ratio=context.get("ratio"),
-        reasoning_details=data.get("reasoning_details") or (),
-        image_tokens=context.get("image_tokens"),
+        content=message.content,
+        thinking=message.thinking,
+        tool_calls=[ToolCall(call.id, call.name, call.args, call.error, call.signature) for call in message.tool_calls],
+        finish_reason=message.finish_reason,
+        model=message.model,
+        prompt_tokens=message.prompt_tokens or 0,
+        completion_tokens=message.completion_tokens or 0,
+        context=(context.tokens, context.window) if context else (0, 0),
+        ratio=(context.ratio or None) if context else None,
+        reasoning_details=message.reasoning_details,
+        image_tokens=(context.image_tokens or None) if context else None,
     )
 
 
 def partial_text(entries: Sequence[JournalEntry]) -> tuple[str, str]:
     """(answer, thinking) as a client shows them at this point: void text left out, as is text before a tool call."""
-    answer: list[tuple[str, str]] = []
-    thinking: list[tuple[str, str]] = []
-    for entry in entries:
-        match entry.type:
-            case EntryType.ANSWER | EntryType.THINKING | EntryType.MESSAGE | EntryType.RESTARTED if (
-                _speaker_of(entry) is not None
-            ):
-                continue
-            case EntryType.ANSWER:
-                answer.append((entry.id, entry.text()))
-            case EntryType.THINKING:
-                thinking.append((entry.id, entry.text()))
-            case EntryType.RESTARTED:
-                valid = entry.valid_until()
-                answer = [piece for piece in answer if order(piece[0]) <= valid]
-                thinking = [piece for piece in thinking if order(piece[0]) <= valid]
-            case EntryType.MESSAGE if entry.value().get("tool_calls"):
-                answer = []
-    return "".join(text for _, text in answer), "".join(text for _, text in thinking)
+    state = replay(entry.typed() for entry in entries)
+    return state.answer, state.thinking

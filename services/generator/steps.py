@@ -55,6 +55,7 @@ from shared.participant.machine import Machine, Transition
 from shared.participant.room import BusNearlyFull, TooMuchUnderWay
 from shared.participant.service import Context
 from shared.participant.tool_client import Caller, ToolClient, new_token, refused
+from shared.records.events import ModelMessage
 from shared.records.journal import EntryType, Items, JournalWriter
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -291,7 +292,7 @@ class JournalSteps:
         if self.scope:
             data["scope"] = self.scope
         await writer.append_all([*rest, (EntryType.MESSAGE, data)])
-        return reply_of(data)
+        return reply_of(ModelMessage(**data))
 
     async def _cut_back(self, step: int, before: str, content: str, thinking: str) -> str:
         """The text of a model that went in circles, without the circles; clients are given it instead of what they saw.

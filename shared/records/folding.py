@@ -1,19 +1,20 @@
-"""A journal as it is kept with its session: pieces of text joined, what is said twice said once, and bounded. Pure.
+"""The compacted record of a response, which its session keeps: bounded, and without repeated text. Pure.
 
-Its events are the journal's own, with their ids and types, and tell in the same order what happened: whoever can show a
-journal can show this. What an answer says is left to its turn.
+Its events have the ids, types and order of the journal's entries, so that a client shows both in the same way. The
+text of the answer is left to the turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from shared.bus import order
-from shared.records.journal import LATE, TERMINAL, EntryType, JournalEntry
+from shared.records.events import Claimed, EntryType, KnownEvent, ModelMessage, Speaker, decode, shown
+from shared.records.journal import TERMINAL, JournalEntry
+from shared.records.response_state import EMPTY, Call, Part, ResponseState, Text, apply
 
 # Bytes of one query's events.
 MOST_BYTES = 65_536
@@ -21,9 +22,7 @@ MOST_BYTES = 65_536
 _MOST_ANSWER = 16_000
 # Characters of a text and items of a list that stay, tried one after the other until the whole is small enough.
 _LIMITS = ((16_000, 200), (4_000, 50), (1_000, 20), (250, 10), (60, 3))
-_PIECES = frozenset({EntryType.THINKING, EntryType.ANSWER})
-_WHOLE = frozenset({EntryType.STATE, EntryType.NOTICE, EntryType.RESTARTED, EntryType.CONTEXT_TRUNCATED,
-                    EntryType.TOOL_REQUEST, EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD})  # fmt: skip
+# The fields that stay; of other types all.
 _FEWER = {
     EntryType.CLAIMED: ("query_id", "session_id", "model", "attachments"),
     EntryType.MESSAGE: ("step", "role", "persona", "round", "prompt_tokens", "completion_tokens", "finish_reason",
@@ -36,119 +35,59 @@ _FEWER = {
 }  # fmt: skip
 
 Event = tuple[str, str, dict[str, Any]]
-Scope = tuple[str, int]
-
-
-@dataclass(slots=True)
-class _Told:
-    """`pieces` of text with their ids, or `data`. said: no part of the answer, but what was said before a call."""
-
-    id: str
-    kind: EntryType
-    scope: Scope
-    data: dict[str, Any]
-    pieces: list[tuple[str, str]] = field(default_factory=list)
-    said: bool = False
-
-    def event(self) -> Event:
-        if self.kind not in _PIECES:
-            return self.id, self.kind.value, self.data
-        return self.id, self.kind.value, {"text": "".join(text for _, text in self.pieces), **self.data}
 
 
 class Folding:
-    """Takes the entries of a journal as they are written, oldest first."""
+    """The state of a response whose entries are added as they are written, oldest first."""
 
     def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
-        self._told: list[_Told] = []
-        self._last: dict[Scope, _Told] = {}
-        self._calls: dict[str, _Told] = {}
-        self._over = False
+        self.state = EMPTY
         for entry in entries:
-            self.add(entry.id, entry.type, entry.value())
+            self.state = apply(self.state, entry.typed())
 
     def add(self, entry_id: str, kind: EntryType | str, data: Mapping[str, Any]) -> None:
-        """What has not the form of a journal's entry is left out, and behind the end all but what others add."""
-        if self._over and kind not in LATE:
-            return
-        self._over = self._over or kind in TERMINAL
-        scope = _scope(data)
-        if kind in _PIECES:
-            self._piece(entry_id, EntryType(kind), scope, data)
-        elif kind is EntryType.TOOL_RESULT and (call := self._calls.get(str(data.get("call_id")))) is not None:
-            # in the place of what was asked
-            call.kind, call.data = EntryType.TOOL_RESULT, dict(data)
-        elif isinstance(kind, EntryType):
-            self._whole(entry_id, kind, scope, data)
-
-    def _piece(self, entry_id: str, kind: EntryType, scope: Scope, data: Mapping[str, Any]) -> None:
-        text = data.get("text")
-        if not isinstance(text, str):
-            return
-        told = self._last.get(scope)
-        if told is None or told.kind is not kind:
-            told = self._put(_Told(entry_id, kind, scope, _labels(scope)))
-        told.pieces.append((entry_id, text))
-
-    def _whole(self, entry_id: str, kind: EntryType, scope: Scope, data: Mapping[str, Any]) -> None:
-        if kind is EntryType.RESTARTED:
-            self._discard(scope, JournalEntry(entry_id, kind, 0, orjson.dumps(dict(data))).valid_until())
-        fewer = _FEWER.get(kind)
-        kept = dict(data) if fewer is None else {name: data[name] for name in fewer if name in data}
-        if kind is EntryType.MESSAGE:
-            kept["content"] = ""
-            kept["tool_calls"] = [{"name": call.get("name")} for call in _objects(data.get("tool_calls"))]
-            if kept["tool_calls"]:
-                for told in self._told:
-                    told.said = told.said or told.scope == scope
-        if kind is EntryType.CLAIMED:
-            # who was at work before is over
-            self._told = [told for told in self._told if told.kind is not EntryType.CLAIMED]
-        told = self._put(_Told(entry_id, kind, scope, kept))
-        if kind is EntryType.TOOL_REQUEST:
-            self._calls[str(data.get("call_id"))] = told
-
-    def _put(self, told: _Told) -> _Told:
-        self._told.append(told)
-        self._last[told.scope] = told
-        return told
-
-    def _discard(self, scope: Scope, valid: tuple[int, int]) -> None:
-        for told in self._told:
-            if told.scope == scope and told.kind in _PIECES and not told.said:
-                told.pieces = [piece for piece in told.pieces if order(piece[0]) <= valid]
-        self._told = [told for told in self._told if told.kind not in _PIECES or told.pieces]
+        self.state = apply(self.state, decode(entry_id, kind, 0, data))
 
     def events(self, answer: str | None = None) -> list[Event]:
-        """All of it, oldest first. answer: of the turn that is kept; it is not said a second time."""
-        if answer is None:
-            return [told.event() for told in self._told]
-        found = [told.event() for told in self._told if not _of_the_answer(told)]
-        return [(one, kind, _without(data, answer) if kind in TERMINAL else data) for one, kind, data in found]
+        return compacted(self.state, answer)
 
 
-def _without(data: dict[str, Any], answer: str) -> dict[str, Any]:
-    said = data.get("answer")
-    known = said == answer or not isinstance(said, str) or len(said) > _MOST_ANSWER
-    return {name: value for name, value in data.items() if not (known and name == "answer")}
+def compacted(state: ResponseState, answer: str | None = None) -> list[Event]:
+    """Return the events of a response, oldest first. answer: the text in the session's turn, which is not repeated."""
+    claims = [part.id for part in state.parts if _is_claim(part)]
+    found = []
+    for part in state.parts:
+        match part:
+            case Text(kind=EntryType.ANSWER, speaker=None, said=False) if answer is not None:
+                pass
+            case Text():
+                found.append((part.id, part.kind.value, {"text": part.text, **_labels(part.speaker)}))
+            case Call():
+                found.append((part.id, part.latest.type.value, shown(part.latest)))
+            case _ if not _is_claim(part) or part.id == claims[-1]:
+                assert not isinstance(part.event, tuple)
+                found.append((part.id, part.event.type.value, _data(part.event, answer)))
+    return found
 
 
-def _scope(data: Mapping[str, Any]) -> Scope:
-    """Whose entry it is: a committee member's in a round, or that of who answers."""
-    persona, number = data.get("persona"), data.get("round")
-    return (persona, number if isinstance(number, int) else 0) if isinstance(persona, str) and persona else ("", 0)
+def _is_claim(part: Part) -> bool:
+    return not isinstance(part, Text | Call) and isinstance(part.event, Claimed)
 
 
-def _labels(scope: Scope) -> dict[str, Any]:
-    return {"persona": scope[0], "round": scope[1]} if scope[0] else {}
+def _labels(speaker: Speaker) -> dict[str, Any]:
+    return {"persona": speaker[0], "round": speaker[1]} if speaker else {}
 
 
-def _of_the_answer(told: _Told) -> bool:
-    return told.kind is EntryType.ANSWER and told.scope == ("", 0) and not told.said
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+def _data(event: KnownEvent, answer: str | None) -> dict[str, Any]:
+    data, fewer = shown(event), _FEWER.get(event.type)
+    if fewer is not None:
+        data = {name: data[name] for name in fewer if name in data}
+    if isinstance(event, ModelMessage):
+        data |= {"content": "", "tool_calls": [{"name": call.name} for call in event.tool_calls]}
+    said = data.get("answer", "")
+    if answer is not None and event.type in TERMINAL and (said == answer or len(said) > _MOST_ANSWER):
+        data.pop("answer", None)
+    return data
 
 
 # ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -26,7 +26,9 @@ from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
 from shared.records.events import LATE as LATE
 from shared.records.events import TERMINAL as TERMINAL
+from shared.records.events import Entry as TypedEntry
 from shared.records.events import EntryType as EntryType
+from shared.records.events import decode
 from shared.records.lua import script
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -63,6 +65,10 @@ class JournalEntry:
     data: bytes
     told: bytes = b""
     token: str = ""
+
+    def typed(self) -> TypedEntry:
+        """The entry with its data as an event."""
+        return decode(self.id, self.type, self.time, self.data, self.token)
 
     def value(self) -> dict[str, Any]:
         """The data as an object; empty when it is none."""
