@@ -1201,6 +1201,15 @@ export interface components {
             data?: unknown;
             result_in?: string;
         };
+        CallOfMessage: {
+            id: string;
+            name: string;
+            args: {
+                [key: string]: unknown;
+            };
+            signature?: string | null;
+            error?: string | null;
+        };
         Cancelled: {
             answer: string;
             thinking: string;
@@ -1364,9 +1373,7 @@ export interface components {
             role: "assistant";
             content: string;
             thinking?: string;
-            tool_calls?: {
-                [key: string]: unknown;
-            }[];
+            tool_calls?: components["schemas"]["CallOfMessage"][];
             prompt_tokens?: number | null;
             completion_tokens?: number | null;
             finish_reason?: string;
