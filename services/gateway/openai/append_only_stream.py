@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 import orjson
 
-from shared.bus import order
-from shared.records.journal import EntryType, JournalEntry
+from shared.records import events
+from shared.records.events import EntryType, ToolAnswered, ToolAsked
+from shared.records.journal import JournalEntry
+from shared.records.response_state import EMPTY, apply
 
 Kind = Literal["thinking", "answer"]
+_KINDS: dict[Kind, EntryType] = {"thinking": EntryType.THINKING, "answer": EntryType.ANSWER}
 # Characters of a call's arguments that a line shows.
 _MOST = 200
 
@@ -39,11 +42,10 @@ class Failed:
     message: str
 
 
-def step_of(entry: JournalEntry) -> str:
+def step_of(call: ToolAsked | ToolAnswered) -> str:
     """A call of a tool in one line."""
-    value = entry.value()
-    arguments = orjson.dumps(value.get("args") or {}).decode()
-    return f"{value.get('tool')} {arguments if len(arguments) <= _MOST else arguments[:_MOST] + '…'}"
+    arguments = orjson.dumps(call.args).decode()
+    return f"{call.tool} {arguments if len(arguments) <= _MOST else arguments[:_MOST] + '…'}"
 
 
 class AppendOnlyStream:
@@ -60,51 +62,52 @@ class AppendOnlyStream:
         self.model = ""
         self._whole = whole
         self._steps = steps
-        self._told: list[tuple[tuple[int, int], Kind, str]] = []
-        self._replayed: dict[str, str] = {}
-        self._again: dict[str, str] = {}
+        self._state = EMPTY
+        # By kind the text that was sent of a model call that started again, and how many characters of it are valid.
+        self._sent: dict[Kind, tuple[str, int]] = {}
         self._any: set[Kind] = set()
         self._gap: set[Kind] = set()
 
     def take(self, entry: JournalEntry) -> Iterator[TextDelta | Completed | Failed]:
-        if b'"persona"' in entry.data and "persona" in entry.value():
+        typed = entry.typed()
+        before, self._state = self._state, apply(self._state, typed)
+        event = typed.event
+        if event.speaker is not None:
             # what the committee says among itself is not the answer
             return
-        match entry.type:
-            case EntryType.CLAIMED:
-                self.model = entry.value().get("model") or self.model
-            case EntryType.THINKING:
-                yield from self._more("thinking", entry)
-            case EntryType.ANSWER:
-                yield from self._more("answer", entry)
-            case EntryType.MESSAGE:
-                self._told.clear()
-                self._replayed.clear()
-                called = bool(entry.value().get("tool_calls"))
-                self._gap = {kind for kind in self._any if kind == "thinking" or called}
-            case EntryType.TOOL_REQUEST if self._steps:
-                before = "\n\n" if "thinking" in self._any else ""
+        match event:
+            case events.Claimed():
+                self.model = event.model or self.model
+            case events.ThinkingPiece():
+                yield from self._more("thinking", event.text)
+            case events.AnswerPiece():
+                yield from self._more("answer", event.text)
+            case events.ModelMessage():
+                self._sent.clear()
+                self._gap = {kind for kind in self._any if kind == "thinking" or event.tool_calls}
+            case events.ToolAsked() if self._steps:
+                gap = "\n\n" if "thinking" in self._any else ""
                 self._any.add("thinking")
                 self._gap.add("thinking")
-                yield TextDelta("thinking", before + step_of(entry))
-            case EntryType.RESTARTED:
-                self._restart(entry.valid_until())
-            case EntryType.COMPLETED | EntryType.CANCELLED:
-                value = entry.value()
-                if "answer" not in self._any and (text := str(value.get("answer") or "")):
-                    yield TextDelta("answer", text)
-                yield Completed(value)
-            case EntryType.FAILED:
-                value = entry.value()
-                yield Failed(str(value.get("code", "internal")), str(value.get("message", "the query failed")))
+                yield TextDelta("thinking", gap + step_of(event))
+            case events.Restarted():
+                for kind, of in _KINDS.items():
+                    sent, _ = self._sent.get(kind, (before.unfinished(of), 0))
+                    self._sent[kind] = sent, len(self._state.unfinished(of))
+            case events.Completed() | events.Cancelled():
+                if "answer" not in self._any and event.answer:
+                    yield TextDelta("answer", event.answer)
+                yield Completed(events.shown(event))
+            case events.Failed():
+                yield Failed(event.code, event.message or "the query failed")
             case _:
                 pass
 
-    def _more(self, kind: Kind, entry: JournalEntry) -> Iterator[TextDelta]:
-        text = entry.text()
-        self._told.append((order(entry.id), kind, text))
-        text = self._new_suffix(kind, text)
-        if not text or (self._whole and kind == "answer"):
+    def _more(self, kind: Kind, text: str) -> Iterator[TextDelta]:
+        if self._whole and kind == "answer":
+            return
+        text = self._new_suffix(kind) if kind in self._sent else text
+        if not text:
             return
         if kind in self._gap:
             self._gap.discard(kind)
@@ -112,22 +115,13 @@ class AppendOnlyStream:
         self._any.add(kind)
         yield TextDelta(kind, text)
 
-    def _restart(self, after: tuple[int, int]) -> None:
-        self._again.clear()
-        kinds: tuple[Kind, ...] = ("thinking", "answer")
-        self._replayed = {
-            kind: "".join(text for at, of, text in self._told if of == kind and at > after) for kind in kinds
-        }
-        self._told = [told for told in self._told if told[0] <= after]
-
-    def _new_suffix(self, kind: Kind, text: str) -> str:
-        """Return the part of a text that was not sent yet."""
-        known = self._replayed.get(kind, "")
-        if not known:
-            return text
-        said = self._again.get(kind, "") + text
-        self._again[kind] = said
-        if known.startswith(said):
+    def _new_suffix(self, kind: Kind) -> str:
+        """Return the text of a call that started again as far as it was not sent yet."""
+        sent, valid = self._sent[kind]
+        text = self._state.unfinished(_KINDS[kind])
+        if sent.startswith(text):
             return ""
-        self._replayed[kind] = ""
-        return said[len(known) :] if said.startswith(known) else f"\n\n{said}"
+        del self._sent[kind]
+        if text.startswith(sent):
+            return text[len(sent) :]
+        return f"\n\n{text[valid:]}"

@@ -11,7 +11,8 @@ import orjson
 from services.gateway.http.errors import error_body, openai_code, openai_fields
 from services.gateway.openai.append_only_stream import AppendOnlyStream, Completed, Failed, TextDelta, step_of
 from services.gateway.openai.tool_forms import text_of_call
-from shared.records.journal import EntryType, JournalEntry
+from shared.records.events import EntryType, Event, ToolAnswered, ToolAsked
+from shared.records.journal import JournalEntry
 
 DONE = b"data: [DONE]\n\n"
 
@@ -112,10 +113,12 @@ def usage(counts: Any) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
-def _event_of(entry: JournalEntry) -> bytes:
+def _event_of(event: Event) -> list[bytes]:
     """A call that begins or ends, as Open WebUI shows what a program does beside its answer."""
-    data = {"description": step_of(entry), "done": entry.type is EntryType.TOOL_RESULT}
-    return b"data: %b\n\n" % orjson.dumps({"event": {"type": "status", "data": data}})
+    if not isinstance(event, ToolAsked | ToolAnswered):
+        return []
+    data = {"description": step_of(event), "done": isinstance(event, ToolAnswered)}
+    return [b"data: %b\n\n" % orjson.dumps({"event": {"type": "status", "data": data}})]
 
 
 class Chunks:
@@ -155,7 +158,7 @@ class Chunks:
         out: list[bytes] = []
         for entry in entries:
             if self._status and entry.type in (EntryType.TOOL_REQUEST, EntryType.TOOL_RESULT):
-                out.append(_event_of(entry))
+                out += _event_of(entry.typed().event)
             for said in self._telling.take(entry):
                 out.append(self._said(said))
                 self.done = not isinstance(said, TextDelta)

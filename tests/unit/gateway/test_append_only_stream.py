@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import orjson
+from support.entries import whole
 
 from services.gateway.openai.append_only_stream import AppendOnlyStream, TextDelta
 from shared.records.journal import EntryType, JournalEntry
 
 
 def entry(number: int, kind: EntryType, **data: object) -> JournalEntry:
-    return JournalEntry(f"1-{number}", kind, 0, orjson.dumps(data))
+    return JournalEntry(f"1-{number}", kind, 0, orjson.dumps(whole(kind, data)))
 
 
 def thoughts(*entries: JournalEntry, steps: bool = True) -> str:
@@ -21,7 +22,7 @@ def thoughts(*entries: JournalEntry, steps: bool = True) -> str:
 def test_a_step_stands_between_the_thoughts_before_and_after_it() -> None:
     story = (
         entry(1, EntryType.THINKING, text="I should look."),
-        entry(2, EntryType.MESSAGE, tool_calls=[{"id": "1"}]),
+        entry(2, EntryType.MESSAGE, tool_calls=[{"id": "1", "name": "web_search", "args": {}}]),
         entry(3, EntryType.TOOL_REQUEST, tool="web_search", args={"query": "x"}),
         entry(4, EntryType.TOOL_REQUEST, tool="web_fetch", args={"url": "y"}),
         entry(5, EntryType.THINKING, text="Now I know."),
@@ -35,5 +36,40 @@ def test_a_step_of_a_committee_member_is_not_told_and_a_long_one_is_cut() -> Non
     assert thoughts(entry(1, EntryType.TOOL_REQUEST, tool="x", args={}, persona="Skeptic")) == ""
     long = thoughts(entry(1, EntryType.TOOL_REQUEST, tool="save_memory", args={"content": "y" * 5_000}))
     assert (len(long), long[-1]) == (len("save_memory ") + 201, "…")
-    # what was written by somebody else is told as it is
-    assert thoughts(entry(1, EntryType.TOOL_REQUEST)) == "None {}"
+
+
+def answer(*entries: JournalEntry) -> list[str]:
+    telling = AppendOnlyStream()
+    told = [said for one in entries for said in telling.take(one)]
+    return [said.text for said in told if isinstance(said, TextDelta) and said.kind == "answer"]
+
+
+def piece(number: int, text: str) -> JournalEntry:
+    return entry(number, EntryType.ANSWER, text=text)
+
+
+def restarted(number: int, after: str = "1-0") -> JournalEntry:
+    return entry(number, EntryType.RESTARTED, discard_after=after)
+
+
+def test_text_of_a_second_restart_is_compared_with_all_that_was_sent() -> None:
+    first, second = [piece(1, "one two "), piece(2, "three ")], [restarted(3), piece(4, "one ")]
+    third = [restarted(5), piece(6, "one two "), piece(7, "three four")]
+    assert answer(*first, *second, *third) == ["one two ", "three ", "four"]
+
+
+def test_other_text_after_a_restart_is_a_paragraph_of_its_own() -> None:
+    entries = [
+        piece(1, "kept "),
+        piece(2, "void"),
+        restarted(3, "1-1"),
+        piece(4, "vo"),
+        piece(5, "lume"),
+        piece(6, "s"),
+    ]
+    assert answer(*entries) == ["kept ", "void", "\n\nvolume", "s"]
+
+
+def test_shorter_text_after_a_restart_is_followed_by_the_next_message() -> None:
+    entries = [piece(1, "one two"), restarted(2), piece(3, "one"), entry(4, EntryType.MESSAGE), piece(5, "next")]
+    assert answer(*entries) == ["one two", "next"]

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.entries import whole
 
 from services.gateway.http.errors import sentence
 from services.gateway.openai.completions import Chunks
@@ -66,7 +67,7 @@ def test_invalid_value_is_a_sentence_that_names_the_field(error: dict[str, Any],
 
 
 def entry(number: int, kind: EntryType, **data: Any) -> JournalEntry:
-    return JournalEntry(f"1-{number}", kind, 0, orjson.dumps(data))
+    return JournalEntry(f"1-{number}", kind, 0, orjson.dumps(whole(kind, data)))
 
 
 def contents(raw: bytes, field: str = "content") -> str:
