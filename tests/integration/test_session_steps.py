@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import pytest_asyncio
+from support.entries import whole
 from support.openai_place import Place, calling, open_place
 from support.stack import Client, stage
 
@@ -257,7 +258,7 @@ async def test_an_owner_that_died_behind_its_last_entry_leaves_nothing_untold(re
         asked = {name: await client.ask(name, name) for name in ends}
         for name, kind in ends.items():
             journal = journal_key(asked[name], "A")
-            writer, _ = await JournalWriter.claim(bus, journal, {"model": "m"}, 60)
+            writer, _ = await JournalWriter.claim(bus, journal, whole("claimed", {"model": "m"}), 60)
             await writer.append(EntryType.THINKING, {"text": "Hm."})
             if kind is EntryType.COMPLETED:
                 turn = Turn(asked[name], name, "pong", 1)
