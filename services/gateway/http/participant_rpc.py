@@ -8,15 +8,25 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import orjson
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+
 from services.gateway.http.errors import ApiError
 from services.gateway.http.gateway import Gateway
-from shared.errors import BusUnavailable, TransientError
+from services.gateway.http.schemas import LINES
+from shared.errors import BusUnavailable, Local2Error, TransientError
 from shared.participant.files import OPERATION, Files, FilesRefused, FilesUnavailable, open_files, recorded
 from shared.participant.tool import OUTCOME_UNKNOWN
 from shared.participant.tool_client import Caller
 from shared.participant.writes import UNAVAILABLE, is_write
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 _SECONDS = 30.0
+# Records of an export in one operation.
+_EXPORTED = 100
 # Ids in one operation of the memory, at most.
 _MOST_IDS = 100
 _AWAY = (UNAVAILABLE, OUTCOME_UNKNOWN, "tool timeout", "tool unavailable", "unknown tool")
@@ -67,6 +77,28 @@ async def operate_for(
         why = outcome.error.removeprefix(UNAVAILABLE).removeprefix(OUTCOME_UNKNOWN)
         raise _unavailable(participant, why, unknown=changes and unsure)
     raise ApiError(422, "invalid_request", outcome.error)
+
+
+async def exported(gateway: Gateway, participant: str, user_id: str) -> Response:
+    """Return all that a participant keeps of a user, as JSON lines. Raises ApiError when the first page fails.
+
+    When a later page fails, the connection ends: the answer must not look whole.
+    """
+    first = await operate(gateway, participant, user_id, op="export", limit=_EXPORTED)
+
+    async def lines() -> AsyncIterator[bytes]:
+        page = first
+        while True:
+            yield b"".join(orjson.dumps(line) + b"\n" for line in page["lines"])
+            if page["cursor"] is None:
+                return
+            try:
+                page = await operate(gateway, participant, user_id, op="export", limit=_EXPORTED, cursor=page["cursor"])
+            except (ApiError, Local2Error) as exc:
+                log.warning("export.broken", participant=participant, reason=str(exc))
+                raise
+
+    return StreamingResponse(lines(), media_type=LINES)
 
 
 @contextlib.asynccontextmanager

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import StreamingResponse
 from pydantic import Field, model_validator
 
 from services.gateway.http.auth import UserDep
 from services.gateway.http.body import JsonRoute
-from services.gateway.http.errors import ApiError, not_found
-from services.gateway.http.gateway import Gateway, GatewayDep
+from services.gateway.http.errors import not_found
+from services.gateway.http.gateway import GatewayDep
 from services.gateway.http.json_response import reply
-from services.gateway.http.participant_rpc import operate
+from services.gateway.http.participant_rpc import exported, operate
 from services.gateway.http.schemas import LINES, Body, spec
 from services.gateway.operations.knowledge_shapes import (
     ClaimLine,
@@ -27,10 +25,6 @@ from services.gateway.operations.knowledge_shapes import (
     KnowledgeGraph,
     State,
 )
-from shared.errors import Local2Error
-from shared.telemetry.logging import get_logger
-
-log = get_logger()
 
 router = APIRouter(tags=["knowledge"], route_class=JsonRoute)
 
@@ -165,19 +159,4 @@ async def draw_knowledge(
     responses=spec("JSON lines", ClaimLine, orjson.dumps(_LINE).decode(), 503, media=LINES),
 )
 async def export_knowledge(gateway: GatewayDep, user: UserDep) -> Response:
-    # the first page before the answer begins: what is wrong then is still an error
-    first = await operate(gateway, _KNOWLEDGE, user.user_id, op="export", limit=200)
-    return StreamingResponse(_exported(gateway, user.user_id, first), media_type=LINES)
-
-
-async def _exported(gateway: Gateway, user_id: str, page: dict[str, Any]) -> AsyncIterator[bytes]:
-    while True:
-        yield b"".join(orjson.dumps(line) + b"\n" for line in page["lines"])
-        if page["cursor"] is None:
-            return
-        try:
-            page = await operate(gateway, _KNOWLEDGE, user_id, op="export", limit=200, cursor=page["cursor"])
-        except (ApiError, Local2Error) as exc:
-            log.warning("knowledge.export_broken", reason=str(exc))
-            # an answer that is cut off must not look whole: the connection is broken off
-            raise
+    return await exported(gateway, _KNOWLEDGE, user.user_id)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import Field, StringConstraints
 
 from services.gateway.http.auth import UserDep
@@ -16,7 +15,7 @@ from services.gateway.http.errors import ApiError, not_found
 from services.gateway.http.gateway import Gateway, GatewayDep
 from services.gateway.http.json_response import reply
 from services.gateway.http.keys import Principal
-from services.gateway.http.participant_rpc import memory_files, operate
+from services.gateway.http.participant_rpc import exported, memory_files, operate
 from services.gateway.http.schemas import LINES, Body, spec
 from services.gateway.operations.memory_shapes import (
     AllForgotten,
@@ -31,10 +30,6 @@ from services.gateway.operations.memory_shapes import (
     WholeEngram,
 )
 from shared.contracts import KNOWLEDGE_FORGET, KnowledgeForget
-from shared.errors import Local2Error
-from shared.telemetry.logging import get_logger
-
-log = get_logger()
 
 router = APIRouter(tags=["memory"], route_class=JsonRoute)
 # The body of an import is read line by line, however long it is.
@@ -212,22 +207,7 @@ async def forget_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Respon
     responses=spec("JSON lines", EngramLine, orjson.dumps(_LINE).decode(), 503, media=LINES),
 )
 async def export_memory(gateway: GatewayDep, user: UserDep) -> Response:
-    # the first page before the answer begins: what is wrong then is still an error
-    first = await operate(gateway, _MEMORY, user.user_id, op="export", limit=100)
-    return StreamingResponse(_exported(gateway, user.user_id, first), media_type="application/x-ndjson")
-
-
-async def _exported(gateway: Gateway, user_id: str, page: dict[str, Any]) -> AsyncIterator[bytes]:
-    while True:
-        yield b"".join(orjson.dumps(line) + b"\n" for line in page["lines"])
-        if page["cursor"] is None:
-            return
-        try:
-            page = await operate(gateway, _MEMORY, user_id, op="export", limit=100, cursor=page["cursor"])
-        except (ApiError, Local2Error) as exc:
-            log.warning("memory.export_broken", reason=str(exc))
-            # an answer that is cut off must not look whole: the connection is broken off
-            raise
+    return await exported(gateway, _MEMORY, user.user_id)
 
 
 _BODY = {
