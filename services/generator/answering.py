@@ -1,18 +1,21 @@
-"""The queries that this replica works on: deadlines, cancellation, and what every kind of end comes to."""
+"""The queries that this replica works on: their steps in order, deadlines and cancellation."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 
 from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
+from services.generator.ending import Cancelled, Ending, Failure, end
+from services.generator.generation import generate
 from services.generator.identities import UnknownPersona
-from services.generator.opening import has_turn, open_response, open_turn, wait_for_turn
-from services.generator.run import Cancelled, Ending, Failure, Parts, Response
+from services.generator.opening import claim_response, deadline_of, load_past, seconds_left, wait_for_turn
+from services.generator.response_run import ResponseRun, RunDeps
 from services.generator.terms import UnusableForm
-from services.generator.watch import Watch, watched_answer
+from services.generator.watch import watched_answer
 from shared.contracts import Outgoing, QueryReceived
 from shared.envelope import Message
 from shared.llm.port import (
@@ -45,135 +48,134 @@ _CODES: tuple[tuple[type[ModelError], str], ...] = (
 
 @dataclass(slots=True)
 class _Running:
-    """scope: ends with a cancel, or when it is too late. cancelled: it was a cancel."""
+    """A query that this replica works on. scope: ends with a cancel or at the deadline. cancelled: it was a cancel."""
 
     scope: asyncio.Timeout
     cancelled: bool = False
+    run: ResponseRun | None = None
+    ending: Ending | None = None
 
+    def cancel(self) -> None:
+        if not self.scope.expired():
+            self.cancelled = True
+            self.scope.reschedule(asyncio.get_running_loop().time())
 
-def _too_late(response: Response | None) -> Failure:
-    waited = f": it waited for the model ({response.waits})" if response is not None and response.waits else ""
-    return Failure("deadline_exceeded", f"the answer was not ready before the query's deadline{waited}")
+    def interrupted(self) -> Ending:
+        """Return the ending of a scope that has expired."""
+        if self.cancelled:
+            return Cancelled()
+        waited = f": it waited for the model ({self.run.waits_for})" if self.run and self.run.waits_for else ""
+        return Failure("deadline_exceeded", f"the answer was not ready before the query's deadline{waited}")
 
 
 class Answering:
-    """`queries`: how many queries of users are waiting or being answered."""
+    """Answers the queries of this replica. queries: returns the number of unfinished interactive queries."""
 
-    def __init__(self, parts: Parts, queries: Callable[[], Awaitable[int]]) -> None:
-        self._parts = parts
+    def __init__(self, deps: RunDeps, queries: Callable[[], Awaitable[int]]) -> None:
+        self._deps = deps
         self._queries = queries
         self._running: dict[str, _Running] = {}
 
     def cancel(self, query_id: str) -> None:
-        """Stops a query that this replica works on or holds; the model's connection is closed."""
-        running = self._running.get(query_id)
-        if running is not None and not running.scope.expired():
-            running.cancelled = True
-            running.scope.reschedule(asyncio.get_running_loop().time())
+        """Stop a query that this replica runs or has waiting; the connection to the model is closed."""
+        if (running := self._running.get(query_id)) is not None:
+            running.cancel()
 
     async def answer(self, message: Message[QueryReceived]) -> Sequence[Outgoing]:
-        """Answers a query, or continues where another replica stopped. Raises Fenced when one has taken over."""
-        with watched_answer(self._parts.context.settings, message) as watch:
-            if await self._leaves_out(message):
-                await self._pass_by(message.payload, message.entry_id)
-            elif message.payload.plain:
-                async with background_call(self._parts.context.bus, message.entry_id, self._deadline(message)):
-                    await self._answer(message, watch)
-            else:
-                await self._answer(message, watch)
+        """Answer a query, or continue where another replica stopped. Raises Fenced if another replica has taken over.
+
+        Each step ends before the next one begins, so no step reads what an earlier one has not written yet.
+        """
+        deps = self._deps
+        with watched_answer(deps.context.settings, message) as watch:
+            caller = self._caller(message)
+            if await self._is_left_out(message):
+                log.debug("query.left_out")
+                await self._leave(message)
+                return ()
+            async with self._in_background(message):
+                async with self._limited(message) as running:
+                    if not await wait_for_turn(deps, message, caller):
+                        running.ending = Cancelled()
+                    elif (run := await claim_response(deps, message, caller, starts=True)) is not None:
+                        running.run = run
+                        past = await load_past(run)
+                        running.ending = Cancelled() if past is None else await generate(run, past)
+                # Nothing interrupts from here on: an answer is published as a whole or not at all.
+                if running.ending is not None and (run := running.run or await claim_response(deps, message, caller)):
+                    await end(run, running.ending)
+                    watch.ended(running.ending)
+                await self._leave(message)
         return ()
 
-    async def _answer(self, message: Message[QueryReceived], watch: Watch) -> None:
-        query = message.payload
-        caller = self._caller(message)
-        left = self._left(message)
-        opening = partial(open_response, self._parts, message, caller, left)
-        response: Response | None = None
-        ending: Ending | None = None
-        running = _Running(asyncio.timeout(left))
+    async def abandon(self, message: Message[QueryReceived], reason: str) -> Sequence[Outgoing]:
+        """End the journal of a query that is given up, so that no client waits for it."""
+        run = await claim_response(self._deps, message, self._caller(message))
+        if run is not None:
+            await end(run, Failure("abandoned", reason))
+        await self._leave(message)
+        return ()
+
+    @contextlib.asynccontextmanager
+    async def _limited(self, message: Message[QueryReceived]) -> AsyncIterator[_Running]:
+        """Run the block until the query's deadline or its cancel. A failure of the model is the ending, too."""
+        running = _Running(asyncio.timeout(seconds_left(self._deps, message)))
+        self._running[message.entry_id] = running
         try:
             async with running.scope:
-                # a cancel ends it
-                self._running[caller.query_id] = running
-                stopped = not has_turn(message, caller.respondent_id) and not await wait_for_turn(
-                    self._parts, message, caller
-                )
-                if not stopped:
-                    response, past, stopped = await open_turn(
-                        self._parts, message, caller, partial(opening, answering=True)
-                    )
-                if stopped:
-                    ending = Cancelled()
-                elif response is not None:
-                    ending = await response.generate(past)
+                yield running
         except TimeoutError:
             if not running.scope.expired():
                 raise
-            ending = Cancelled() if running.cancelled else _too_late(response)
+            running.ending = running.interrupted()
         except ModelError as exc:
             code = next((code for kind, code in _CODES if isinstance(exc, kind)), "model_error")
-            ending = Failure(code, str(exc))
+            running.ending = Failure(code, str(exc))
         finally:
-            self._running.pop(caller.query_id, None)
-        # a cancel or the deadline comes too late now: the answer is published as a whole or not at all
-        if ending is not None and (response := response or await opening()) is not None:
-            await response.end(ending)
-            watch.ended(ending)
-        await self._leave(query, caller.query_id)
+            self._running.pop(message.entry_id, None)
 
-    async def _leaves_out(self, message: Message[QueryReceived]) -> bool:
-        """The shadow answers a sample of the queries, and none while too many wait. It takes no part in what is no
-        question to the agent, nor where a client's tools are: only one of two could be given their results."""
-        settings, query = self._parts.context.settings, message.payload
+    def _in_background(self, message: Message[QueryReceived]) -> AbstractAsyncContextManager[None]:
+        """Mark a program's own call while it is handled: no user waits for it."""
+        if not message.payload.plain:
+            return contextlib.nullcontext()
+        deadline = deadline_of(self._deps, message)
+        return background_call(self._deps.context.bus, message.entry_id, deadline)
+
+    async def _is_left_out(self, message: Message[QueryReceived]) -> bool:
+        """Return whether the shadow skips a query: it answers a sample, and nothing while too many queries wait.
+
+        It skips plain calls, which are not the agent's, and queries with client tools: a client returns the results of
+        one respondent only.
+        """
+        settings, query = self._deps.context.settings, message.payload
         if settings.respondent_id == "A":
             return False
         if query.plain or query.client_tools is not None:
             return True
         if message.deliveries > 1:
-            # it may have been begun
+            # An earlier owner may have begun it.
             return False
         if not one_in(settings.answer_one_in, message.entry_id):
             return True
         most = settings.leave_out_above
         return most is not None and await self._queries() > most
 
-    async def _pass_by(self, query: QueryReceived, query_id: str) -> None:
-        """Leaves the session's lane without having taken a turn in it, wherever the query stands there."""
-        log.debug("query.left_out")
-        if query.messages is None:
-            await self._parts.lanes.leave(query.session_id, query_id)
-
-    async def abandon(self, message: Message[QueryReceived], reason: str) -> Sequence[Outgoing]:
-        """Ends the journal of a query that is given up, so that nobody waits for it."""
-        left = self._left(message)
-        response = await open_response(self._parts, message, self._caller(message), left)
-        if response is not None:
-            await response.end(Failure("abandoned", reason))
-        await self._leave(message.payload, message.entry_id)
-        return ()
-
     def _caller(self, message: Message[QueryReceived]) -> Caller:
+        settings = self._deps.context.settings
         return Caller(
             query_id=message.entry_id,
             session_id=message.payload.session_id,
             user_id=message.payload.user_id,
-            respondent_id=self._parts.context.settings.respondent_id,
-            deadline=self._deadline(message),
+            respondent_id=settings.respondent_id,
+            deadline=deadline_of(self._deps, message),
             traceparent=tracing.current() or message.envelope.traceparent,
-            time_zone=first_zone(message.payload.time_zone, self._parts.context.settings.zone),
+            time_zone=first_zone(message.payload.time_zone, settings.zone),
         )
 
-    def _deadline(self, message: Message[QueryReceived]) -> int:
-        """By the bus's clock, which gave the entry its id as well."""
-        received = int(message.entry_id.partition("-")[0])
-        return message.envelope.deadline or received + int(self._parts.context.settings.deadline_seconds * 1000)
-
-    def _left(self, message: Message[QueryReceived]) -> float:
-        """Seconds until the query's deadline."""
-        return self._parts.context.bus.left(self._deadline(message), message.entry_id)
-
-    async def _leave(self, query: QueryReceived, query_id: str) -> None:
+    async def _leave(self, message: Message[QueryReceived]) -> None:
+        """Release the query's place in its session's queue."""
+        query = message.payload
         if query.messages is None:
-            await self._parts.lanes.leave(query.session_id, query_id)
+            await self._deps.lanes.leave(query.session_id, message.entry_id)
         elif query.kept:
-            await self._parts.lanes.clear(query.session_id, query_id)
+            await self._deps.lanes.clear(query.session_id, message.entry_id)

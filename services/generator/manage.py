@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict
 from services.generator.context import ContextTooSmall, images_in, one_system
 from services.generator.conversation import Instructions, of_session
 from services.generator.earlier import Loader
+from services.generator.generation import wanted_by
 from services.generator.grades import last_low_grade
 from services.generator.opening import past_of
-from services.generator.run import Parts, wanted_by
+from services.generator.response_run import RunDeps
 from services.generator.steps import offered, planned_with
 from shared.contracts import ToolRequest
 from shared.envelope import now_ms
@@ -49,23 +50,23 @@ class GeneratorManage(BaseModel):
 
 
 class Manage:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, deps: RunDeps) -> None:
+        self._deps = deps
 
     def tool(self) -> Tool[Any]:
         return Tool(NAME, GeneratorManage, self.manage, internal=True)
 
     async def manage(self, args: GeneratorManage, request: ToolRequest) -> ToolResult:
         """Run the operation. `data` is {"found": false} for a missing session or another user's."""
-        parts, settings = self._parts, self._parts.context.settings
-        info = await parts.sessions.info(args.session_id)
+        deps, settings = self._deps, self._deps.context.settings
+        info = await deps.sessions.info(args.session_id)
         if info is None or info.user_id != request.user_id:
             return ToolResult("", {"found": False})
-        raw = await parts.context.bus.link.pipe(
-            [*parts.sessions.newest(args.session_id, settings.respondent_id), reading(args.session_id)]
+        raw = await deps.context.bus.link.pipe(
+            [*deps.sessions.newest(args.session_id, settings.respondent_id), reading(args.session_id)]
         )
-        past = await past_of(parts, args.session_id, args.after, raw)
-        low = await last_low_grade(parts.context.bus, past.turns) if settings.tell_low_grade else None
+        past = await past_of(deps, args.session_id, args.after, raw)
+        low = await last_low_grade(deps.context.bus, past.turns) if settings.tell_low_grade else None
         zone = first_zone(request.time_zone, settings.zone)
         instructions = Instructions(
             date_line(now_ms(), zone), args.system_prompt or "", low.note if low is not None else ""
@@ -74,8 +75,8 @@ class Manage:
         try:
             loader = partial(self._loader, request.user_id, model)
             conversation, _ = await of_session(settings, instructions.prompt(settings.system_prompt), past, loader)
-            facts = await planned_with(settings, parts.model, model)
-            fitted = conversation.fit([], await offered(parts.tools), facts.context(settings.num_ctx))
+            facts = await planned_with(settings, deps.model, model)
+            fitted = conversation.fit([], await offered(deps.tools), facts.context(settings.num_ctx))
         except (ModelError, ContextTooSmall) as exc:
             raise ToolError(str(exc)) from exc
         messages = [dict(message) for message in one_system(fitted.messages)]
@@ -85,7 +86,7 @@ class Manage:
         return ToolResult("", {"found": True, "messages": [_shown(message) for message in messages]})
 
     async def _loader(self, user_id: str, model: str) -> Loader:
-        return Loader(self._parts.files, await wanted_by(self._parts, user_id, model), data=False)
+        return Loader(self._deps.files, await wanted_by(self._deps, user_id, model), data=False)
 
 
 def _shown(message: dict[str, Any]) -> dict[str, Any]:

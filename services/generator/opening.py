@@ -1,20 +1,19 @@
-"""How a replica comes to answer a query: its turn in the session, the journal it writes, and what came before."""
+"""The beginning of a response: the query's place in its session's queue, the journal's claim, the session's history."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from services.generator.compaction import Past
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import recall
-from services.generator.run import Parts, Response, check_known
-from services.generator.steps import Ports, shown, told
+from services.generator.response_run import ResponseRun, RunDeps, transition_entry, transition_message
 from shared.bus import Command
 from shared.bus.keys import cancel_key, journal_key
-from shared.bus.replies import Reply, checked
+from shared.bus.replies import Reply
 from shared.contracts import QueryReceived
-from shared.envelope import Message
+from shared.envelope import Message, entry_ms
+from shared.errors import PermanentError
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
 from shared.records.folding import Folding
@@ -23,121 +22,139 @@ from shared.records.sessions import title_of
 from shared.records.steps import keep_ended
 from shared.records.summaries import reading, summary_of
 
-_FIRST_STEPS = ("RECEIVE", "START_GENERATION")
+_FIRST_ACTIONS = ("RECEIVE", "START_GENERATION")
 
 
-async def open_response(
-    parts: Parts, message: Message[QueryReceived], caller: Caller, left: float, *, answering: bool = False
-) -> Response | None:
-    """Becomes the writer of the response's journal; None when that has ended: its owner died between the last entry and
-    the acknowledgement. `left`: seconds until the query's deadline. answering: of one whose answer begins now, the
-    first steps are written with the claim."""
-    context, query = parts.context, message.payload
-    name = response_id(caller.query_id, caller.respondent_id)
+def deadline_of(deps: RunDeps, message: Message[QueryReceived]) -> int:
+    """Return the query's deadline in ms, by the clock of the bus, which made the entry's id as well."""
+    seconds = deps.context.settings.deadline_seconds
+    return message.envelope.deadline or entry_ms(message.entry_id) + int(seconds * 1000)
+
+
+def seconds_left(deps: RunDeps, message: Message[QueryReceived]) -> float:
+    """Return the seconds until the query's deadline."""
+    return deps.context.bus.left(deadline_of(deps, message), message.entry_id)
+
+
+async def wait_for_turn(deps: RunDeps, message: Message[QueryReceived], caller: Caller) -> bool:
+    """Wait until the query is first in its session's queue; return False if it was cancelled before."""
+    # Later deliveries must ask: the queue may have changed since the query was accepted.
+    accepted_as_first = message.deliveries == 1 and caller.respondent_id in message.envelope.turn
+    if accepted_as_first or message.payload.messages is not None:
+        return True
+    if await deps.context.bus.link.call("EXISTS", cancel_key(caller.query_id)):
+        return False
+    place = (message.payload.session_id, caller.query_id)
+    if not await deps.lanes.mine(*place):
+        async with message.suspended():
+            await deps.lanes.wait(*place)
+    return True
+
+
+async def claim_response(
+    deps: RunDeps, message: Message[QueryReceived], caller: Caller, *, starts: bool = False
+) -> ResponseRun | None:
+    """Claim the response's journal and return its run; None if the journal has its terminal entry.
+
+    starts: write the first transitions of a new journal together with the claim.
+    """
+    context, query = deps.context, message.payload
     data = {
         "query_id": caller.query_id,
-        "response_id": name,
+        "response_id": response_id(caller.query_id, caller.respondent_id),
         "session_id": query.session_id,
         "respondent_id": caller.respondent_id,
         "replica": context.replica,
         "model": query.model or context.settings.model,
         "attempt": message.deliveries,
     } | ({"attachments": query.attachments} if query.attachments else {})
-    ttl = max(0, int(left)) + context.settings.retention
-    key = journal_key(caller.query_id, caller.respondent_id)
-
-    async def made(writer: JournalWriter, machine: Machine, before: Sequence[JournalEntry] = ()) -> Response | None:
-        known = recall(before)
-        if known.terminal is not None:
-            return None
-        folding = Folding(before)
-        for entry in writer.begun:
-            folding.add(*entry)
-        writer.on_entry = folding.add
-        model = parts.behind(message.suspended) if query.plain else parts.model
-        ports = Ports(context, model, parts.tools, writer, known, machine, caller, name, message.deliveries, parts.beat)
-        return Response(parts, message, ports, folding)
-
+    ttl = max(0, int(seconds_left(deps, message))) + context.settings.retention
+    journal = (journal_key(caller.query_id, caller.respondent_id), data, ttl)
     if message.deliveries == 1:
         machine = Machine(TABLE, IDLE)
-        steps = [machine.step(action) for action in _FIRST_STEPS] if answering else []
-        states, messages = [shown(step) for step in steps], [told(context, caller, step) for step in steps]
-        writer = JournalWriter.begin(context.bus, key, data, ttl, states, messages)
-        # while the claim is under way
-        response = await made(writer, machine)
+        steps = [machine.step(action) for action in _FIRST_ACTIONS] if starts else []
+        states = [transition_entry(step) for step in steps]
+        messages = [transition_message(context, caller, step) for step in steps]
+        writer = JournalWriter.begin(context.bus, *journal, states, messages)
         if await writer.owned():
-            return response
+            return build_run(deps, message, caller, writer, machine)
     try:
-        writer, before = await JournalWriter.claim(context.bus, key, data, ttl)
+        writer, before = await JournalWriter.claim(context.bus, *journal)
     except JournalEnded:
-        if not query.plain and context.settings.respondent_id == "A":
+        if not query.plain and caller.respondent_id == "A":
+            # The earlier owner may have died before it stored the session's record.
             await keep_ended(context.bus, query, caller.query_id)
         return None
-    # a journal that was there already tells how far its answer has come
-    return await made(writer, Machine(TABLE, IDLE), before)
+    run = build_run(deps, message, caller, writer, Machine(TABLE, IDLE), before)
+    return run if run.replay.terminal is None else None
 
 
-async def open_turn(
-    parts: Parts, message: Message[QueryReceived], caller: Caller, opening: Callable[[], Awaitable[Response | None]]
-) -> tuple[Response | None, Past, bool]:
-    """What `opening` gives, what the query's session holds, and whether the query was cancelled, when the turn is the
-    query's.
+def build_run(
+    deps: RunDeps,
+    message: Message[QueryReceived],
+    caller: Caller,
+    writer: JournalWriter,
+    machine: Machine,
+    before: Sequence[JournalEntry] = (),
+) -> ResponseRun:
+    """Return the run of a claimed journal. before: the entries of earlier owners."""
+    record = Folding(before)
+    for entry in writer.begun:
+        record.add(*entry)
+    writer.on_entry = record.add
+    model = deps.background_model(message.suspended) if message.payload.plain else deps.model
+    return ResponseRun(deps, message, caller, model, writer, recall(before), record, machine)
 
-    Raises PermanentError when the session is not the user's.
+
+async def load_past(run: ResponseRun) -> Past | None:
+    """Return the turns and the summary of the query's session; None if the query was cancelled.
+
+    Raises PermanentError if the session belongs to another user.
     """
-    query, sessions = message.payload, parts.sessions
-    session_id, respondent_id = query.session_id, caller.respondent_id
+    query, caller, sessions = run.query, run.caller, run.deps.sessions
+    first_delivery = run.message.deliveries == 1
     commands: list[Command] = [("EXISTS", cancel_key(caller.query_id))]
-    # who takes it over does not know what has happened since
-    nothing_before = query.messages is not None or (query.first and message.deliveries == 1)
-    if not nothing_before:
-        commands += [*sessions.newest(session_id, respondent_id), reading(session_id)]
-        if message.deliveries == 1:
-            commands += sessions.opening(
-                session_id, query.user_id, title_of(query.query, query.attachments), caller.query_id
-            )
-    # it leaves with what `opening` writes first, and nobody waits for it before
-    asking = asyncio.ensure_future(parts.context.bus.link.submit(commands, True))
-    try:
-        response = await opening()
-        stopped, *found = map(checked, await asking)
-    finally:
-        if not asking.cancel() and not asking.cancelled():
-            # where it failed, so has the opening
-            asking.exception()
-    if nothing_before:
-        return response, Past(), bool(stopped)
-    members, total, raw, *owner = found
-    if owner:
-        check_known(query, await sessions.owner(owner[0], session_id, query.user_id))
-    return response, await past_of(parts, session_id, query.after, (members, total, raw)), bool(stopped)
+    # A later delivery does not know whether the session is still new.
+    has_past = query.messages is None and not (query.first and first_delivery)
+    if has_past:
+        commands += [*sessions.newest(query.session_id, caller.respondent_id), reading(query.session_id)]
+        if first_delivery:
+            title = title_of(query.query, query.attachments)
+            commands += sessions.opening(query.session_id, query.user_id, title, caller.query_id)
+    cancelled, *found = await run.deps.context.bus.link.pipe(commands)
+    history, opened = found[:3], found[3:]
+    if opened:
+        check_known(query, await sessions.owner(opened[0], query.session_id, query.user_id))
+    if cancelled:
+        return None
+    return await past_of(run.deps, query.session_id, query.after, history) if has_past else Past()
 
 
-async def past_of(parts: Parts, session_id: str, after: str | None, found: Sequence[Reply]) -> Past:
+async def past_of(deps: RunDeps, session_id: str, after: str | None, found: Sequence[Reply]) -> Past:
     """Return the turns and the summary of a session. found: the replies to `Sessions.newest` and `reading`. after: the
     last turn of the conversation, in a session with versions."""
-    settings = parts.context.settings
+    settings = deps.context.settings
     members, total, raw = found
-    turns = await parts.sessions.turns(session_id, settings.respondent_id, after=after, asked=(members, total))
+    turns = await deps.sessions.turns(session_id, settings.respondent_id, after=after, asked=(members, total))
     summary = summary_of(session_id, raw)
     if summary is not None and not (settings.compacts and summary.tells_of(turns, after)):
         summary = None
     return Past(turns, summary)
 
 
-def has_turn(message: Message[QueryReceived], respondent_id: str) -> bool:
-    """Whether a query may be answered as soon as it is read: it is in no lane, or was accepted into an empty one. Who
-    takes it over does not know what has happened since."""
-    given = message.deliveries == 1 and respondent_id in message.envelope.turn
-    return given or message.payload.messages is not None
+async def check_owner(deps: RunDeps, query: QueryReceived, query_id: str) -> None:
+    """Raise PermanentError if the session belongs to another user.
+
+    For respondent A, create a missing session, except one that was deleted after the query was accepted.
+    """
+    if deps.context.settings.respondent_id == "A":
+        title = title_of(query.query, query.attachments)
+        check_known(query, await deps.sessions.open(query.session_id, query.user_id, title, query_id))
+    elif (info := await deps.sessions.info(query.session_id)) is not None:
+        check_known(query, info.user_id)
 
 
-async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: Caller) -> bool:
-    """True when the query may be answered now, False when it was cancelled before."""
-    place = (message.payload.session_id, caller.query_id)
-    flagged = parts.context.bus.link.call("EXISTS", cancel_key(caller.query_id))
-    stopped, mine = await asyncio.gather(flagged, parts.lanes.mine(*place))
-    if not stopped and not mine:
-        async with message.suspended():
-            await parts.lanes.wait(*place)
-    return not stopped
+def check_known(query: QueryReceived, owner: str | None) -> None:
+    """Raise PermanentError if the owner of the query's session is another user."""
+    if owner not in (None, query.user_id):
+        raise PermanentError(f"session {query.session_id} belongs to another user")

@@ -16,8 +16,8 @@ from services.generator.compaction import Compactor
 from services.generator.identities import load_identities
 from services.generator.lane import Lanes
 from services.generator.manage import Manage
+from services.generator.response_run import RunDeps
 from services.generator.rewards import Rewards, follow_rewards
-from services.generator.run import Parts
 from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, SESSION_SUMMARISE, QueryCancel
 from shared.envelope import Message
@@ -50,8 +50,8 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     model: ChatModel = PreemptibleChatModel(wired, queries, lambda: context.settings) if shadow else wired
     sessions = Sessions(context.bus)
     lanes = Lanes(context, sessions, settings.respondent_id)
-    # somebody may be waiting for it: it takes the first moment that nobody else needs
-    behind = partial(
+    # A user may wait for the program that calls: the call begins as soon as no interactive query needs the model.
+    background = partial(
         PreemptibleChatModel,
         wired,
         interactive_queries(context.bus),
@@ -60,8 +60,8 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     tools = ToolClient(context)
     stack = contextlib.AsyncExitStack()
     files = await stack.enter_async_context(open_files(tools))
-    parts = Parts(context, model, tools, sessions, lanes, lambda waiting: behind(waiting=waiting), files)
-    answers = Answering(parts, queries)
+    deps = RunDeps(context, model, tools, sessions, lanes, lambda waiting: background(waiting=waiting), files)
+    answers = Answering(deps, queries)
     compactor = Compactor(
         context, sessions, lambda waiting: PreemptibleChatModel(wired, queries, lambda: context.settings, waiting)
     )
@@ -75,7 +75,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     await _tell_members(context)
     await _look(context, model)
     rewards = Rewards(context.bus, context.participant, settings.respondent_id, settings.retention)
-    manage = Manage(parts)
+    manage = Manage(deps)
 
     @contextlib.asynccontextmanager
     async def operations(_settings: GeneratorSettings) -> AsyncIterator[Sequence[Tool[Any]]]:

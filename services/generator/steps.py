@@ -19,14 +19,12 @@ from services.generator.context import (
     images_in,
     one_system,
 )
-from services.generator.deltas import Beat, DeltaPump
+from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
-from services.generator.recall import Recall, reply_of, speaker, written
+from services.generator.recall import reply_of, speaker, written
+from services.generator.response_run import ResponseRun
 from services.generator.settings import GeneratorSettings
 from shared.contracts import (
-    AGENT_TRANSITION,
-    AgentTransition,
-    Outgoing,
     ToolCallRecord,
     ToolResultMessage,
     canonical_tool,
@@ -51,12 +49,10 @@ from shared.llm.port import (
     ToolCall,
 )
 from shared.llm.preemption import Preempted
-from shared.participant.machine import Machine, Transition
 from shared.participant.room import BusNearlyFull, TooMuchUnderWay
-from shared.participant.service import Context
-from shared.participant.tool_client import Caller, ToolClient, new_token, refused
+from shared.participant.tool_client import ToolClient, new_token, refused
 from shared.records.events import ModelMessage
-from shared.records.journal import EntryType, Items, JournalWriter
+from shared.records.journal import EntryType, Items
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -78,36 +74,18 @@ _NOTICES = {
 
 
 @dataclass(slots=True)
-class Ports:
-    """What a run touches outside itself. waits: why the model cannot be asked, while it is waited for."""
-
-    context: Context[GeneratorSettings]
-    model: ChatModel
-    tools: ToolClient
-    writer: JournalWriter
-    recall: Recall
-    machine: Machine
-    caller: Caller
-    response_id: str
-    attempt: int
-    beat: Beat = field(default_factory=Beat)
-    shown: int = 0
-    spoken: bool = False
-    waits: str = ""
-
-
-@dataclass(slots=True)
 class JournalSteps:
-    """One agent's steps. `scope` names a committee member's part of the journal; it is empty for the one answer.
+    """The steps of one agent: of the answer, or of a committee member.
 
-    allowed: which of our tools are offered, and run, by their current names; None: all.
-    functions: the schemas of the client's own, offered beside them.
-    put_off: seconds that a call may be put off in favour of others' queries; None: as the settings say.
-    arguments: of calls by their tool, where the model gives none. aside: it runs beside others, so that no single state
-    is the query's: its calls are not shown as transitions.
+    allowed: names of our tools that are offered and run; None: all.
+    scope: the member's part of the journal; empty: the answer.
+    functions: schemas of the client's own tools, offered beside ours.
+    max_deferral_s: how long interactive queries may defer a model call; None: as the settings say.
+    arguments: default arguments of calls, by tool.
+    parallel: other agents of the query run at the same time, so its calls are no states of the query.
     """
 
-    ports: Ports
+    run: ResponseRun
     conversation: Conversation
     model_name: str
     options: dict[str, Any]
@@ -116,22 +94,22 @@ class JournalSteps:
     labels: dict[str, Any] = field(default_factory=dict)
     functions: Sequence[dict[str, Any]] = ()
     think: bool = True
-    put_off: float | None = None
+    max_deferral_s: float | None = None
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    aside: bool = False
+    parallel: bool = False
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def transition(self, action: str) -> None:
-        if not self.aside:
-            await show_transition(self.ports, action)
+        if not self.parallel:
+            await self.run.transition(action)
 
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def model(
         self, step: int, current: Sequence[Message], *, with_tools: bool, form: Mapping[str, Any] | None = None
     ) -> Reply:
-        recorded = self.ports.recall.replies.get((self.scope, step))
+        recorded = self.run.replay.replies.get((self.scope, step))
         if recorded is not None:
             # what follows is planned with what that call has taught
             rates = self.conversation.rates
@@ -141,17 +119,17 @@ class JournalSteps:
         schemas = await self._schemas() if with_tools else []
         interruptions, pause = 0, _FIRST_PAUSE
         clock = asyncio.get_running_loop().time
-        seconds = self.ports.context.settings.yield_seconds
-        put_off_until = clock() + (seconds if self.put_off is None else min(seconds, self.put_off))
+        seconds = self.run.deps.context.settings.yield_seconds
+        deferred_until = clock() + (seconds if self.max_deferral_s is None else min(seconds, self.max_deferral_s))
         while True:
             facts = await self._facts()
             # where both are asked for at once, servers refuse it or never call a tool
             form = None if schemas else form
-            request, fitted = await self._request(current, schemas, facts, form, max(0.0, put_off_until - clock()))
+            request, fitted = await self._request(current, schemas, facts, form, max(0.0, deferred_until - clock()))
             try:
                 reply = await self._call(step, request, fitted, facts.context(request.num_ctx))
-                self.ports.recall.replies[self.scope, step] = reply
-                self.ports.waits = ""
+                self.run.replay.replies[self.scope, step] = reply
+                self.run.waits_for = ""
                 return reply
             except ModelRejected:
                 if request.response_schema is not None:
@@ -177,30 +155,24 @@ class JournalSteps:
                 if not longer and not smaller and not self.conversation.halve():
                     raise ContextOverflow(f"{exc}; {_advice(facts, request.num_ctx)}") from exc
             except (ModelOverloaded, ModelUnavailable) as exc:
-                self.ports.waits = str(exc)
+                self.run.waits_for = str(exc)
                 log.warning("model.waiting", step=step, reason=str(exc), seconds=pause)
-                await self._notice("model_waiting", f"waiting for the model: {exc}")
+                await self.run.notice("model_waiting", f"waiting for the model: {exc}")
                 await asyncio.sleep(pause * random.uniform(0.8, 1.2))
                 pause = min(_LONGEST_PAUSE, pause * 2)
 
-    async def _notice(self, code: str, text: str) -> None:
-        """Tells the client something once per answer."""
-        if code not in self.ports.recall.notices:
-            self.ports.recall.notices.add(code)
-            await self.ports.writer.append(EntryType.NOTICE, {"code": code, "message": text})
-
     async def _void_partial(self, step: int) -> None:
         """Text of a call that nobody will finish: clients are told which."""
-        unsettled = self.ports.recall.unsettled.pop(speaker(self.labels), None)
+        unsettled = self.run.replay.unsettled.pop(speaker(self.labels), None)
         if unsettled is not None:
             data = {"step": step, "discard_after": unsettled, **self.labels}
-            await self.ports.writer.append(EntryType.RESTARTED, data)
+            await self.run.writer.append(EntryType.RESTARTED, data)
 
     async def _schemas(self) -> list[dict[str, Any]]:
-        return await offered(self.ports.tools, self.allowed, self.functions)
+        return await offered(self.run.deps.tools, self.allowed, self.functions)
 
     async def _facts(self) -> ModelFacts:
-        return await planned_with(self.ports.context.settings, self.ports.model, self.model_name)
+        return await planned_with(self.run.deps.context.settings, self.run.model, self.model_name)
 
     async def _request(
         self,
@@ -210,7 +182,7 @@ class JournalSteps:
         form: Mapping[str, Any] | None,
         patience: float,
     ) -> tuple[ChatRequest, Fitted]:
-        settings = self.ports.context.settings
+        settings = self.run.deps.context.settings
         try:
             fitted = self.conversation.fit(current, schemas, facts.context(settings.num_ctx))
         except ContextTooSmall as exc:
@@ -245,18 +217,18 @@ class JournalSteps:
             }
             if left_out:
                 data["attachments"] = [{"id": id, "name": name} for id, name in left_out.items()]
-            await self.ports.writer.append(
+            await self.run.writer.append(
                 EntryType.CONTEXT_TRUNCATED, {**data, **self.conversation.seen(fitted), **self.labels}
             )
 
     async def _call(self, step: int, request: ChatRequest, fitted: Fitted, window: int) -> Reply:
         """One try. Its text is in the journal as it comes; the whole message is the checkpoint. window: tokens."""
-        writer = self.ports.writer
+        writer = self.run.writer
         before = writer.position
         taken = _Taken()
         rest: Items = ()
         try:
-            rest = await self._read(request, DeltaPump(writer, self.labels, self.ports.beat), taken)
+            rest = await self._read(request, DeltaPump(writer, self.labels, self.run.deps.beat), taken)
         except EmptyAnswer:
             log.warning("model.silent", step=step)  # a checkpoint like any other: what to do about it is the loop's
         except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
@@ -301,33 +273,33 @@ class JournalSteps:
         voided: tuple[EntryType, dict[str, Any]] = (EntryType.RESTARTED, {"step": step, "discard_after": before})
         again = [(EntryType.THINKING, {"text": thinking})] if thinking else []
         again += [(EntryType.ANSWER, {"text": kept})] if kept else []
-        await self.ports.writer.append_all([(kind, {**data, **self.labels}) for kind, data in (voided, *again)])
-        await self._notice("model_loops", _NOTICES["model_loops"])
+        await self.run.writer.append_all([(kind, {**data, **self.labels}) for kind, data in (voided, *again)])
+        await self.run.notice("model_loops", _NOTICES["model_loops"])
         return kept
 
     async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> Items:
         """Takes what the model says; what is left to be written of it."""
-        stream = self.ports.model.stream(request)
+        stream = self.run.model.stream(request)
         try:
             async for delta in stream:
                 match delta:
                     case ThinkingDelta(text):
                         taken.thinking.append(text)
                         pump.add(EntryType.THINKING, text)
-                        self._speaking()
+                        self._measure_first_token()
                     case TextDelta(text):
                         taken.text.append(text)
                         pump.add(EntryType.ANSWER, text)
-                        self._speaking()
+                        self._measure_first_token()
                     case ToolCall():
-                        most = self.ports.context.settings.max_calls
+                        most = self.run.deps.context.settings.max_calls
                         refused = f"only the first {most} tool calls of a message are run"
                         taken.calls.append(delta if len(taken.calls) < most else replace(delta, error=refused))
                     case Notice(code):
                         # what a model cannot do is said in a conversation's first answer
                         if self.conversation.history:
-                            self.ports.recall.notices.add(code)
-                        await self._notice(code, _NOTICES[code])
+                            self.run.replay.notices.add(code)
+                        await self.run.notice(code, _NOTICES[code])
                     case Finish():
                         taken.finish = delta
                 if pump.refused:
@@ -337,37 +309,34 @@ class JournalSteps:
         except ModelError:
             # what was said before it failed was said
             await pump.settle()
-            await self.ports.writer.append_all(pump.rest())
+            await self.run.writer.append_all(pump.rest())
             raise
         finally:
             # of what breaks off nothing more is written
             pump.rest()
             await stream.aclose()  # type: ignore[attr-defined]
 
-    def _speaking(self) -> None:
-        """Measures when a client sees the first sign of an answer; of one taken over it was seen before."""
-        if self.ports.spoken:
+    def _measure_first_token(self) -> None:
+        """Record the time to the first token, except after a takeover, when it was recorded already."""
+        if self.run.first_token_seen:
             return
-        self.ports.spoken = True
-        if self.ports.attempt > 1:
-            return
-        seconds = max(0.0, age_ms(self.ports.caller.query_id) / 1000)
-        told = self.ports.context.facts.setdefault("first_words", {"count": 0, "seconds": 0.0})
-        told["count"] += 1
-        told["seconds"] += seconds
+        self.run.first_token_seen = True
+        seconds = max(0.0, age_ms(self.run.caller.query_id) / 1000)
+        total = self.run.deps.context.facts.setdefault("first_words", {"count": 0, "seconds": 0.0})
+        total["count"] += 1
+        total["seconds"] += seconds
         if (meter := metrics.meter()) is not None:
             meter.first_token(seconds)
 
     # ── tools ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def tools(self, step: int, calls: Sequence[tuple[int, ToolCall]]) -> list[ToolCallRecord]:
-        known = self.ports.recall
+        known = self.run.replay
         numbered = [
-            (f"{self.ports.response_id}:{self.scope}{step}:{position}", self._completed(call))
-            for position, call in calls
+            (f"{self.run.response_id}:{self.scope}{step}:{position}", self._completed(call)) for position, call in calls
         ]
         new = {call_id: new_token() for call_id, _ in numbered if call_id not in known.requested}
-        await self.ports.writer.append_all(
+        await self.run.writer.append_all(
             [
                 (
                     EntryType.TOOL_REQUEST,
@@ -386,7 +355,7 @@ class JournalSteps:
         return replace(call, args={**given, **call.args}) if given else call
 
     async def _tool(self, call_id: str, call: ToolCall, token: str) -> ToolCallRecord:
-        recorded = self.ports.recall.results.get(call_id)
+        recorded = self.run.replay.results.get(call_id)
         if recorded is not None:
             return recorded
         if self.allowed is not None and canonical_tool(call.name, call.args) not in self.allowed:
@@ -403,13 +372,13 @@ class JournalSteps:
                 duration_ms=outcome.duration_ms,
                 data=outcome.data,
             )
-        await self.ports.writer.append(EntryType.TOOL_RESULT, {**record.model_dump(mode="json"), **self.labels})
+        await self.run.writer.append(EntryType.TOOL_RESULT, {**record.model_dump(mode="json"), **self.labels})
         return record
 
     async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:
         """Return the tool's result."""
-        tools, settings = self.ports.tools, self.ports.context.settings
-        again = call_id in self.ports.recall.requested
+        tools, settings = self.run.deps.tools, self.run.deps.context.settings
+        again = call_id in self.run.replay.requested
         try:
             if again:
                 await tools.back(call.name, call.args, settings.tool_timeout)
@@ -417,7 +386,7 @@ class JournalSteps:
                 call.name,
                 call.args,
                 call_id=call_id,
-                caller=self.ports.caller,
+                caller=self.run.caller,
                 timeout=await tools.patience(call.name, call.args, settings.tool_limit, settings.tool_timeout),
                 grace=_GRACE,
                 # who writes the journal's entry is the first to ask
@@ -427,7 +396,7 @@ class JournalSteps:
         except (TooMuchUnderWay, BusNearlyFull) as exc:
             # The question goes on: a model can do without a call whose arguments are too large for now.
             tool = canonical_tool(call.name, call.args)
-            return refused(tool, call_id, self.ports.caller, f"[tool error: {exc}]", str(exc))
+            return refused(tool, call_id, self.run.caller, f"[tool error: {exc}]", str(exc))
 
 
 async def offered(
@@ -476,37 +445,3 @@ class _Taken:
     @property
     def shown(self) -> bool:
         return bool(self.text or self.thinking)
-
-
-def stepped(ports: Ports, action: str) -> tuple[Transition, list[Outgoing]]:
-    """Takes a step of the state machine. It, and the message that shows it: none while a journal is being replayed."""
-    step = ports.machine.step(action)
-    ports.shown += 1
-    if ports.shown <= ports.recall.states:
-        return step, []
-    return step, [told(ports.context, ports.caller, step)]
-
-
-def told(context: Context[GeneratorSettings], caller: Caller, step: Transition) -> Outgoing:
-    """The message that shows a step."""
-    transition = AgentTransition(
-        agent=context.settings.name,
-        replica=context.replica,
-        query_id=caller.query_id,
-        from_state=step.before,
-        action=step.action,
-        to=step.after,
-    )
-    return AGENT_TRANSITION.of(transition, **caller.headers())
-
-
-def shown(step: Transition) -> tuple[EntryType, dict[str, Any]]:
-    """A step as its journal has it."""
-    return EntryType.STATE, {"from": step.before, "action": step.action, "to": step.after}
-
-
-async def show_transition(ports: Ports, action: str) -> None:
-    """A step of the state machine, in the journal and on the bus; silent while a journal is being replayed."""
-    step, messages = stepped(ports, action)
-    if messages:
-        await ports.writer.append(*shown(step), messages=messages)

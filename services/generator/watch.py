@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from services.generator.run import Cancelled, Ending, Failure, Finished
+from services.generator.ending import Cancelled, Ending, Failure, Finished
 from services.generator.settings import GeneratorSettings
 from shared.contracts import QueryReceived
 from shared.envelope import Message, age_ms

@@ -411,7 +411,7 @@ async def test_a_file_is_read_though_the_clock_of_the_bus_goes_forward_meanwhile
                 clock._offset -= 3_600
 
     monkeypatch.setattr(Documents, "content", slowly)
-    monkeypatch.setattr("services.generator.run.attached", later)
+    monkeypatch.setattr("services.generator.generation.attached", later)
     async with user(site, "ute") as ute:
         file = await added(ute, NOTES, "notes.md")
         body = {"query": "How often do tomatoes want water?", "attachments": [file["id"]], "deadline_seconds": 30}

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.runs import deps_of
 
 from services.generator import answering as module
 from services.generator.answering import Answering
 from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
 from services.generator.compaction import Past
+from services.generator.ending import Cancelled, Ending, Failure
 from services.generator.identities import UnknownPersona
-from services.generator.run import Cancelled, Ending, Failure
 from services.generator.settings import GeneratorSettings
 from shared.contracts import ClientTools, QueryReceived
 from shared.errors import TransientError
@@ -26,34 +27,21 @@ DONE = cast(Ending, SimpleNamespace(name="done"))
 PAST = Past()
 
 
-class Response:
-    """One whose answer is what the test makes of it."""
-
-    def __init__(self, generate: Callable[[], Awaitable[Ending]]) -> None:
-        self._generate = generate
-        self.ended: list[Ending] = []
-        self.waits = ""
-
-    async def generate(self, past: Past) -> Ending:
-        assert past is PAST
-        return await self._generate()
-
-    async def end(self, ending: Ending) -> None:
-        self.ended.append(ending)
-
-
 class Bench:
+    """The steps of a query, of which each does what the test says."""
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: float = 600.0, **settings: Any) -> None:
         self.settings = GeneratorSettings(**{"deadline_seconds": 90, **settings})
-        self.response: Response | None = Response(self._done)
+        self.run: Any = SimpleNamespace(waits_for="")
+        self.generates: Callable[[], Awaitable[Ending]] = self._done
+        self.ended: list[Ending] = []
         self.mine = True
         self.stopped = False
-        self.asked_for_turn = 0
         self.began: list[bool] = []
         self.waits: asyncio.Event | None = None
         self.waiting_queries = 0
-        self.opened: list[tuple[Any, ...]] = []
-        self.turned: list[tuple[Any, ...]] = []
+        self.opened: list[Caller] = []
+        self.loaded = 0
         self.watched: list[Ending] = []
         self.lanes: list[tuple[str, str, str]] = []
         self.chores: list[tuple[Any, ...]] = []
@@ -62,10 +50,11 @@ class Bench:
         self.left = left
         context = SimpleNamespace(settings=self.settings, bus=bus)
         lanes = SimpleNamespace(leave=self._note("leave"), clear=self._note("clear"))
-        self.parts = cast(Any, SimpleNamespace(context=context, lanes=lanes))
-        for name in ("open_response", "open_turn", "wait_for_turn", "background_call", "watched_answer"):
+        self.deps = deps_of(context, lanes=lanes)
+        for name in ("claim_response", "load_past", "wait_for_turn", "generate", "end", "background_call"):
             monkeypatch.setattr(module, name, getattr(self, f"_{name}"))
-        self.answering = Answering(self.parts, self._queries)
+        monkeypatch.setattr(module, "watched_answer", self._watched_answer)
+        self.answering = Answering(self.deps, self._queries)
 
     async def _done(self) -> Ending:
         return DONE
@@ -83,31 +72,34 @@ class Bench:
 
         return note
 
-    async def _open_response(
-        self, parts: Any, message: Any, caller: Caller, left: float, *, answering: bool = False
-    ) -> Response | None:
-        assert (parts, message.payload.session_id) == (self.parts, "s")
-        self.began.append(answering)
-        self.opened.append((caller, left))
-        return self.response
+    async def _claim_response(self, deps: Any, message: Any, caller: Caller, *, starts: bool = False) -> Any:
+        assert (deps, message.payload.session_id) == (self.deps, "s")
+        self.began.append(starts)
+        self.opened.append(caller)
+        return self.run
 
-    async def _open_turn(
-        self, parts: Any, _message: Any, caller: Caller, opening: Any
-    ) -> tuple[Response | None, Past, bool]:
-        assert parts is self.parts
-        self.turned.append((caller,))
-        return await opening(), PAST, self.stopped
+    async def _load_past(self, run: Any) -> Past | None:
+        assert run is self.run
+        self.loaded += 1
+        return None if self.stopped else PAST
 
-    async def _wait_for_turn(self, parts: Any, _message: Any, caller: Caller) -> bool:
-        assert (parts, caller.query_id) == (self.parts, "5000-1")
-        self.asked_for_turn += 1
+    async def _generate(self, run: Any, past: Past) -> Ending:
+        assert (run, past) == (self.run, PAST)
+        return await self.generates()
+
+    async def _end(self, run: Any, ending: Ending) -> None:
+        assert run is self.run
+        self.ended.append(ending)
+
+    async def _wait_for_turn(self, deps: Any, _message: Any, caller: Caller) -> bool:
+        assert (deps, caller.query_id) == (self.deps, "5000-1")
         if self.waits is not None:
             await self.waits.wait()
         return self.mine
 
     @contextlib.asynccontextmanager
     async def _background_call(self, bus: Any, query_id: str, until: int) -> AsyncIterator[None]:
-        assert bus is self.parts.context.bus
+        assert bus is self.deps.context.bus
         self.chores.append((query_id, until))
         yield
 
@@ -115,11 +107,6 @@ class Bench:
     def _watched_answer(self, settings: Any, _message: Any) -> Iterator[Any]:
         assert settings is self.settings
         yield SimpleNamespace(ended=self.watched.append)
-
-    @property
-    def ended(self) -> list[Ending]:
-        assert self.response is not None
-        return self.response.ended
 
 
 def message(*, deliveries: int = 1, deadline: int | None = None, turn: str = "", **query: Any) -> Any:
@@ -133,7 +120,7 @@ async def test_a_query_is_answered_and_leaves_its_lane(monkeypatch: pytest.Monke
     bench = Bench(monkeypatch)
     await bench.answering.answer(message())
     caller = Caller("5000-1", "s", "ann", "A", 95_000, "trace", "Asia/Tokyo")
-    assert (bench.opened, bench.turned) == ([(caller, 600.0)], [(caller,)])
+    assert (bench.opened, bench.loaded, bench.began) == ([caller], 1, [True])
     assert bench.left_asked == [(95_000, "5000-1")]
     assert bench.ended == bench.watched == [DONE]
     assert (bench.lanes, bench.chores) == ([("leave", "s", "5000-1")], [])
@@ -141,7 +128,7 @@ async def test_a_query_is_answered_and_leaves_its_lane(monkeypatch: pytest.Monke
     assert bench.answering._running == {}
     # its own deadline counts before the settings'
     await bench.answering.answer(message(deadline=7_000))
-    assert bench.opened[-1][0].deadline == 7_000
+    assert bench.opened[-1].deadline == 7_000
 
 
 async def test_what_a_program_asks_of_itself_is_no_persons_query(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +139,7 @@ async def test_what_a_program_asks_of_itself_is_no_persons_query(monkeypatch: py
 
 async def test_a_query_whose_answer_is_there_only_leaves_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    bench.response = None
+    bench.run = None
     await bench.answering.answer(message())
     assert (bench.watched, len(bench.opened), bench.lanes) == ([], 1, [("leave", "s", "5000-1")])
     # one that was cancelled before its turn, and has ended since
@@ -182,7 +169,7 @@ async def test_what_goes_wrong_with_a_model_is_told_by_its_kind(
     async def fails() -> Ending:
         raise error
 
-    bench.response = Response(fails)
+    bench.generates = fails
     await bench.answering.answer(message())
     assert bench.ended == bench.watched == [Failure(code, str(error))]
     assert (len(bench.opened), bench.lanes) == (1, [("leave", "s", "5000-1")])
@@ -195,7 +182,7 @@ async def test_what_is_no_matter_of_the_model_is_raised_and_nothing_ends(monkeyp
         async def fails(error: Exception = error) -> Ending:
             raise error
 
-        bench.response = Response(fails)
+        bench.generates = fails
         with pytest.raises(type(error)):
             await bench.answering.answer(message())
         assert bench.ended == bench.lanes == []
@@ -214,7 +201,7 @@ async def test_a_cancel_stops_an_answer_and_one_that_waits_for_its_turn(
         await asyncio.Event().wait()
         raise AssertionError
 
-    bench.response = Response(endless)
+    bench.generates = endless
     if waiting:
         bench.waits = asyncio.Event()
     answering = asyncio.create_task(bench.answering.answer(message()))
@@ -239,33 +226,12 @@ async def test_a_query_that_was_cancelled_before_its_turn_is_not_begun(monkeypat
     bench = Bench(monkeypatch)
     bench.mine = False
     await bench.answering.answer(message())
-    assert (bench.ended, bench.turned, bench.began) == ([Cancelled()], [], [False])
-    # nor is one that has its turn
+    assert (bench.ended, bench.loaded, bench.began) == ([Cancelled()], 0, [False])
+    # nor is one that was cancelled while its journal was claimed
     bench = Bench(monkeypatch)
     bench.stopped = True
     await bench.answering.answer(message(turn="A"))
-    assert (bench.ended, bench.watched, bench.asked_for_turn) == ([Cancelled()], [Cancelled()], 0)
-
-
-@pytest.mark.parametrize(
-    ("given", "asked"),
-    [
-        ({}, 1),
-        ({"turn": "A"}, 0),
-        ({"turn": "AB"}, 0),
-        ({"turn": "B"}, 1),
-        # whoever had it may have left the lane since
-        ({"turn": "A", "deliveries": 2}, 1),
-        ({"messages": []}, 0),
-        ({"messages": [], "deliveries": 2}, 0),
-    ],
-)
-async def test_a_query_that_has_its_turn_does_not_ask_for_it(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], asked: int
-) -> None:
-    bench = Bench(monkeypatch)
-    await bench.answering.answer(message(**given))
-    assert (bench.asked_for_turn, bench.ended, bench.began) == (asked, [DONE], [True])
+    assert (bench.ended, bench.watched, bench.began) == ([Cancelled()], [Cancelled()], [True])
 
 
 @pytest.mark.parametrize(("waits", "told"), [("", ""), ("it is busy", ": it waited for the model (it is busy)")])
@@ -278,8 +244,8 @@ async def test_an_answer_that_is_too_late_says_so_and_what_it_waited_for(
         await asyncio.Event().wait()
         raise AssertionError
 
-    bench.response = Response(endless)
-    bench.response.waits = waits
+    bench.generates = endless
+    bench.run.waits_for = waits
     await bench.answering.answer(message())
     assert bench.ended == [Failure("deadline_exceeded", f"the answer was not ready before the query's deadline{told}")]
 
@@ -338,9 +304,9 @@ async def test_a_query_that_is_given_up_ends_with_the_reason(monkeypatch: pytest
     bench = Bench(monkeypatch, left=3.0)
     await bench.answering.abandon(message(deliveries=5), "it failed")
     assert bench.ended == [Failure("abandoned", "it failed")]
-    assert bench.opened == [(Caller("5000-1", "s", "ann", "A", 95_000, "trace", "Asia/Tokyo"), 3.0)]
+    assert bench.opened == [Caller("5000-1", "s", "ann", "A", 95_000, "trace", "Asia/Tokyo")]
     assert bench.lanes == [("leave", "s", "5000-1")]
-    bench.response = None
+    bench.run = None
     await bench.answering.abandon(message(deliveries=5), "it failed")
     assert len(bench.lanes) == 2
 
@@ -355,5 +321,5 @@ async def test_query_without_a_known_zone_has_the_deployments(
 ) -> None:
     bench = Bench(monkeypatch, time_zone="America/Los_Angeles")
     await bench.answering.answer(message(time_zone=said))
-    ((caller, _),) = bench.opened
+    (caller,) = bench.opened
     assert caller.time_zone == zone

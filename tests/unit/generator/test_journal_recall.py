@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.runs import deps_of, run_of
 
 from services.generator.context import Conversation
 from services.generator.loop import Answer, run_agent
-from services.generator.machine import IDLE, TABLE
 from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings
-from services.generator.steps import JournalSteps, Ports, show_transition
+from services.generator.steps import JournalSteps
 from shared.contracts import ToolResultMessage
 from shared.llm.port import (
     ChatRequest,
@@ -27,7 +27,6 @@ from shared.llm.port import (
     ThinkingDelta,
     ToolCall,
 )
-from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
 from shared.records.journal import EntryType, Items, JournalEntry, Sent
 
@@ -132,22 +131,13 @@ async def play(model: ScriptedModel, tools: CountingTools, writer: MemoryWriter)
     found = recall(writer.entries)
     await writer.append(EntryType.CLAIMED, {})
     context = NoBus()
-    ports = Ports(
-        context=cast(Any, context),
-        model=cast(Any, model),
-        tools=cast(Any, tools),
-        writer=cast(Any, writer),
-        recall=found,
-        machine=Machine(TABLE, IDLE),
-        caller=Caller("1-0"),
-        response_id="1-0:A",
-        attempt=1,
-    )
-    await show_transition(ports, "RECEIVE")
-    await show_transition(ports, "START_GENERATION")
-    steps = JournalSteps(ports, Conversation([{"role": "system", "content": "s"}], []), "m", {}, None)
+    deps = deps_of(context, model=model, tools=tools)
+    run = run_of(deps, writer, Caller("1-0"), replay=found)
+    await run.transition("RECEIVE")
+    await run.transition("START_GENERATION")
+    steps = JournalSteps(run, Conversation([{"role": "system", "content": "s"}], []), "m", {}, None)
     answer = await run_agent(steps, QUESTION, context.settings.max_tool_iterations)
-    await show_transition(ports, "PUBLISH")
+    await run.transition("PUBLISH")
     return answer
 
 

@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pytest
+from support.runs import deps_of, run_of
 
 from services.generator import steps as module
 from services.generator.context import Conversation, EarlierFile, Rates
 from services.generator.loop import Reply
-from services.generator.machine import IDLE, TABLE
+from services.generator.machine import IDLE
 from services.generator.recall import Recall
 from services.generator.settings import GeneratorSettings
-from services.generator.steps import JournalSteps, Ports
+from services.generator.steps import JournalSteps
 from shared.contracts import Outgoing, ToolCallRecord, ToolResultMessage
 from shared.llm.port import (
     ChatRequest,
@@ -36,7 +37,6 @@ from shared.llm.port import (
     ToolCall,
 )
 from shared.llm.preemption import Preempted
-from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
 from shared.records.journal import EntryType, Items, Sent
 from shared.telemetry import metrics
@@ -150,16 +150,15 @@ class Run:
         context = SimpleNamespace(
             settings=GeneratorSettings(**(settings or {})), replica="r1", facts={} if facts is None else facts
         )
-        self.ports = Ports(
-            context=cast(Any, context), model=cast(Any, self.model), tools=cast(Any, self.tools),
-            writer=cast(Any, self.journal), recall=self.recall, machine=Machine(TABLE, IDLE), caller=Caller("1-0"),
-            response_id="1-0:A",
-            attempt=1,
-        )  # fmt: skip
+        deps = deps_of(context, model=self.model, tools=self.tools)
+        message = SimpleNamespace(
+            entry_id="1-0", payload=SimpleNamespace(attachments=None), deliveries=steps.pop("deliveries", 1)
+        )
+        self.run = run_of(deps, self.journal, Caller("1-0"), replay=self.recall, message=message)
         history = steps.pop("history", [])
         self.conversation = Conversation([{"role": "system", "content": "Be kind."}], history)
         options = {"allowed": None, "options": {"seed": 1}, "model_name": "m", **steps}
-        self.steps = JournalSteps(ports=self.ports, conversation=self.conversation, **options)
+        self.steps = JournalSteps(run=self.run, conversation=self.conversation, **options)
 
     async def asks(self, with_tools: bool = True, form: dict[str, Any] | None = None, step: int = 0) -> Reply:
         return await self.steps.model(step, [QUESTION], with_tools=with_tools, form=form)
@@ -200,7 +199,7 @@ async def test_a_reply_is_asked_for_as_it_is_set_and_written_whole() -> None:
         100, 5, "served:1b", "stop",
     )  # fmt: skip
     # whoever ends the answer can tell what was spent
-    assert run.ports.recall.replies == {("0.1:", 0): reply}
+    assert run.recall.replies == {("0.1:", 0): reply}
     (written,) = run.journal.of(EntryType.MESSAGE)
     assert (written["step"], written["role"], written["scope"], written["persona"]) == (
         0,
@@ -275,9 +274,9 @@ async def test_steps_are_shown_from_where_the_journal_ends_and_not_of_who_speaks
         "action": "START_GENERATION", "to": "GENERATING",
     }  # fmt: skip
     assert (told.envelope.correlation_id, told.envelope.respondent_id) == ("1-0", "A")
-    beside = Run(aside=True)
+    beside = Run(parallel=True)
     await beside.steps.transition("RECEIVE")
-    assert (beside.journal.entries, beside.ports.machine.state) == ([], IDLE)
+    assert (beside.journal.entries, beside.run.machine.state) == ([], IDLE)
 
 
 async def test_a_stream_that_is_left_early_is_closed() -> None:
@@ -347,7 +346,7 @@ async def test_what_broke_off_is_asked_again_and_what_was_seen_of_it_taken_back(
         assert len(run.journal.of(EntryType.RESTARTED)) == 2
         return
     assert (await run.asks()).content == "whole"
-    assert run.ports.waits == ""
+    assert run.run.waits_for == ""
     # doubled each time
     assert pauses == pytest.approx([0.25 * 1.2, 0.5 * 1.2, 1.2])
     (notice,) = run.journal.of(EntryType.NOTICE)
@@ -377,8 +376,8 @@ async def test_a_call_that_gave_way_to_others_is_made_again() -> None:
     first, second = (request.patience for request in run.model.requests)
     assert 0 <= second <= first <= 30
     assert first > 0
-    for put_off, most in ((5.0, 5.0), (99.0, 30.0), (0.0, 0.0)):
-        run = Run([TextDelta("x"), DONE], settings={"yield_seconds": 30}, put_off=put_off)
+    for deferral, most in ((5.0, 5.0), (99.0, 30.0), (0.0, 0.0)):
+        run = Run([TextDelta("x"), DONE], settings={"yield_seconds": 30}, max_deferral_s=deferral)
         await run.asks()
         patience = run.model.requests[0].patience
         assert patience is not None
@@ -533,12 +532,11 @@ async def test_what_a_model_cannot_do_is_said_in_the_first_answer_of_a_conversat
 
 async def test_the_first_words_are_measured_once_and_not_of_an_answer_taken_over() -> None:
     for attempt, count in ((1, 1), (2, 0)):
-        run = Run([TextDelta("a"), TextDelta("b"), DONE], [TextDelta("c"), DONE])
-        run.ports.attempt = attempt
+        facts: dict[str, Any] = {}
+        run = Run([TextDelta("a"), TextDelta("b"), DONE], [TextDelta("c"), DONE], facts=facts, deliveries=attempt)
         await run.asks()
         await run.asks(step=1)
-        facts = run.ports.context.facts.get("first_words", {"count": 0})
-        assert facts["count"] == count
+        assert facts.get("first_words", {"count": 0})["count"] == count
 
 
 @pytest.mark.parametrize(("age", "seconds"), [(2_500, 2.5), (-40, 0.0)])
@@ -572,7 +570,7 @@ async def test_calls_are_written_before_they_are_made_with_a_token_of_their_own(
     # who takes an answer over asks for it again, when the tool's worker is back
     assert run.tools.awaited == [("calculator", {"y": 1}, 20)]
     assert (first["attempt"], second["attempt"]) == (1, 2)
-    assert (first["timeout"], first["grace"], first["caller"]) == (30, 1.5, run.ports.caller)
+    assert (first["timeout"], first["grace"], first["caller"]) == (30, 1.5, run.run.caller)
     (one, two) = run.journal.of(EntryType.TOOL_RESULT)
     assert (one["call_id"], one["result"], one["data"], one["duration_ms"]) == ("1-0:A:0.1:3:0", "r", {"n": 1}, 7)
     assert (one["tool"], one["args"], one["persona"], two["persona"]) == ("canonical", {"x": 1, "y": 2}, "P", "P")

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pytest
+from support.runs import deps_of, run_of
 
-from services.generator import run as module
+from services.generator import ending, generation
 from services.generator.attachments import Wanted
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session
 from services.generator.compaction import Past
 from services.generator.earlier import Earlier, Loader
+from services.generator.ending import Cancelled, Failure, end
+from services.generator.generation import generate
 from services.generator.grades import LowGrade
 from services.generator.loop import Answer, HandedCall, Reply
-from services.generator.machine import IDLE, TABLE
+from services.generator.opening import check_owner
 from services.generator.recall import Recall
-from services.generator.run import Cancelled, Failure, Parts, Response, check_owner
 from services.generator.settings import GeneratorSettings
-from services.generator.steps import JournalSteps, Ports
+from services.generator.steps import JournalSteps
 from services.generator.terms import Terms
 from shared.contracts import (
     MOST_MATERIAL,
@@ -39,9 +41,7 @@ from shared.contracts import (
 )
 from shared.errors import PermanentError
 from shared.llm.port import ModelFacts, ToolCall
-from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
-from shared.records.folding import Folding
 from shared.records.journal import EntryType, JournalEntry
 from shared.records.sessions import Turn
 from shared.records.summaries import Summary
@@ -107,36 +107,34 @@ class Bench:
         )
         context = SimpleNamespace(settings=self.settings, bus=bus, replica="r1", facts={})
         sessions = SimpleNamespace(open=self._open, turns=self._turns, appending=self._appending)
-        self.parts = Parts(
-            cast(Any, context), cast(Any, SimpleNamespace(facts=self._facts)),
-            cast(Any, SimpleNamespace(schemas=self._schemas)), cast(Any, sessions), cast(Any, None), cast(Any, None),
-            cast(Any, "files"),
-        )  # fmt: skip
-        self.ports = Ports(
-            context=cast(Any, context), model=cast(Any, None), tools=cast(Any, None), writer=cast(Any, self.writer),
-            recall=self.recall, machine=Machine(TABLE, IDLE),
-            caller=Caller(**{
-                "query_id": QUERY_ID, "session_id": "s", "user_id": "ann", "respondent_id": respondent,
-                "deadline": 9_000, "traceparent": "trace", "time_zone": "Etc/UTC", **(caller or {}),
-            }),
-            response_id=f"{QUERY_ID}:{respondent}", attempt=1,
+        self.deps = deps_of(
+            context, model=SimpleNamespace(facts=self._facts), tools=SimpleNamespace(schemas=self._schemas),
+            sessions=sessions, files="files",
         )  # fmt: skip
         message = SimpleNamespace(
             entry_id=QUERY_ID, payload=self.query, deliveries=deliveries, envelope=SimpleNamespace(id="cause")
         )
-        self.folding = Folding()
-        self.response = Response(self.parts, cast(Any, message), self.ports, self.folding)
+        self.run = run_of(
+            self.deps,
+            self.writer,
+            Caller(**{
+                "query_id": QUERY_ID, "session_id": "s", "user_id": "ann", "respondent_id": respondent,
+                "deadline": 9_000, "traceparent": "trace", "time_zone": "Etc/UTC", **(caller or {}),
+            }),
+            replay=self.recall,
+            message=message,
+        )  # fmt: skip
         self.ran: list[tuple[JournalSteps, Any, int, Terms]] = []
         self.sat: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(module, "run_agent", self._run_agent)
-        monkeypatch.setattr(module, "deliberate", self._deliberate)
-        monkeypatch.setattr(module, "attached", self._attached)
-        monkeypatch.setattr(module, "as_the_model_reads", self._read)
-        monkeypatch.setattr(module, "history_with_files", self._with_files)
-        monkeypatch.setattr(module, "given_history", self._given)
-        monkeypatch.setattr(module, "now_ms", lambda: NOW)
-        monkeypatch.setattr(module, "closing", lambda *what: ("CLOSE", *what))
-        monkeypatch.setattr(module, "keeping", lambda *what: ("KEEP", *what))
+        monkeypatch.setattr(generation, "run_agent", self._run_agent)
+        monkeypatch.setattr(generation, "deliberate", self._deliberate)
+        monkeypatch.setattr(generation, "attached", self._attached)
+        monkeypatch.setattr(generation, "as_the_model_reads", self._read)
+        monkeypatch.setattr(generation, "history_with_files", self._with_files)
+        monkeypatch.setattr(generation, "given_history", self._given)
+        monkeypatch.setattr(ending, "now_ms", lambda: NOW)
+        monkeypatch.setattr(ending, "closing", lambda *what: ("CLOSE", *what))
+        monkeypatch.setattr(ending, "keeping", lambda *what: ("KEEP", *what))
 
     async def _pipe(self, commands: Sequence[Any]) -> list[None]:
         """No answer has a grade."""
@@ -191,15 +189,15 @@ class Bench:
 
     async def steps(self, past: Past | None = None) -> JournalSteps:
         """The steps that the agent runs over."""
-        await self.response.generate(past or Past())
+        await generate(self.run, past or Past())
         ((steps, _, _, _),) = self.ran
         return steps
 
     async def completes(self, answer: Answer | None = None, **finished: Any) -> dict[str, Any]:
         """What the journal's last entry has, of an answer that is generated and published."""
-        done = await self.response.generate(Past())
+        done = await generate(self.run, Past())
         given = {"answer": answer or done.answer, "deliberations": None, **finished}
-        await self.response.end(replace(done, **given))
+        await end(self.run, replace(done, **given))
         kind, data = self.writer.entries[-1]
         assert kind is EntryType.COMPLETED
         return data
@@ -379,9 +377,9 @@ async def test_older_turns_are_summarised_when_the_history_nears_the_context(mon
 
     async def wishes(used: int = 790, **settings: Any) -> list[Any]:
         bench = Bench(monkeypatch, settings=settings)
-        done = await bench.response.generate(past)
+        done = await generate(bench.run, past)
         usage = Usage(prompt_tokens=1, context_tokens=used, context_window=1_000)
-        await bench.response.end(replace(done, answer=said(usage=usage)))
+        await end(bench.run, replace(done, answer=said(usage=usage)))
         ((_, (kept, *wish)),) = bench.writer.published
         assert kept[0] == "TURN"
         return wish
@@ -392,7 +390,7 @@ async def test_older_turns_are_summarised_when_the_history_nears_the_context(mon
         asked.append((after, answered, used, *how))
         return "3-0" if used > 700 else None
 
-    monkeypatch.setattr(module, "due", due)
+    monkeypatch.setattr(ending, "due", due)
     ((command, wish),) = await wishes(history_turns=40)
     assert command == "PUBLISH"
     assert SessionSummarise.model_validate_json(wish.envelope.payload) == SessionSummarise(
@@ -415,8 +413,8 @@ async def test_older_turns_are_summarised_when_the_history_nears_the_context(mon
 async def test_a_failure_is_told_and_the_question_stays_with_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     bench.recall.replies = dict(REPLIES)
-    await bench.response.generate(Past())
-    await bench.response.end(Failure("model_error", "away"))
+    await generate(bench.run, Past())
+    await end(bench.run, Failure("model_error", "away"))
     assert bench.writer.entries[-1] == (
         EntryType.FAILED, {"code": "model_error", "message": "away", "usage": SPENT}
     )  # fmt: skip
@@ -429,21 +427,21 @@ async def test_a_failure_is_told_and_the_question_stays_with_its_session(monkeyp
     assert bench.writer.published == bench.piped == []
     # of a query that had not begun no state is told, nor of what has no place in a session
     bench = Bench(monkeypatch, messages=[])
-    await bench.response.end(Failure("deadline_exceeded", "late"))
+    await end(bench.run, Failure("deadline_exceeded", "late"))
     assert (bench.writer.of(EntryType.STATE), bench.writer.told[-1]) == ([], [])
     assert bench.writer.also[-1] == [("CLOSE", "journal", bench.settings.retention)]
     for more in ({"plain": True}, {"settings": {"respondent_id": "B"}}):
         bench = Bench(monkeypatch, **more)
-        await bench.response.end(Failure("model_error", "away"))
+        await end(bench.run, Failure("model_error", "away"))
         assert bench.writer.also[-1] == [("CLOSE", "journal", bench.settings.retention)]
 
 
 async def test_what_a_takeover_did_not_show_is_shown_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     bench.recall.states = 5
-    await bench.response.generate(Past())
+    await generate(bench.run, Past())
     assert bench.writer.of(EntryType.STATE) == []
-    await bench.response.end(Failure("model_error", "away"))
+    await end(bench.run, Failure("model_error", "away"))
     assert [data["action"] for data in bench.writer.of(EntryType.STATE)] == ["FAIL"]
 
 
@@ -461,12 +459,12 @@ async def test_what_was_written_before_a_cancel_is_kept_as_interrupted(
         read.append(what)
         return []
 
-    monkeypatch.setattr(module, "read_journal", read_journal)
-    monkeypatch.setattr(module, "partial_text", lambda entries: (written, "hm"))
+    monkeypatch.setattr(ending, "read_journal", read_journal)
+    monkeypatch.setattr(ending, "partial_text", lambda entries: (written, "hm"))
     bench.recall.replies = dict(REPLIES)
-    await bench.response.generate(Past())
-    await bench.response.end(Cancelled())
-    assert read == [(bench.parts.context.bus, "journal")]
+    await generate(bench.run, Past())
+    await end(bench.run, Cancelled())
+    assert read == [(bench.deps.context.bus, "journal")]
     assert bench.writer.entries[-1] == (
         EntryType.CANCELLED, {"answer": written, "thinking": "hm", "usage": SPENT}
     )  # fmt: skip
@@ -529,24 +527,24 @@ async def test_a_history_that_the_client_gives_takes_the_place_of_the_sessions(m
 
 async def test_an_answer_is_asked_for_as_its_query_and_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, settings={"max_tool_iterations": 4, "think": False})
-    await bench.response.generate(Past())
+    await generate(bench.run, Past())
     ((steps, question, rounds, terms),) = bench.ran
     assert (question, rounds, terms) == ({"role": "user", "content": "What is new?"}, 4, Terms([], None, None))
     assert (steps.model_name, steps.allowed, steps.scope, steps.labels) == ("m", None, "", {})
-    assert (steps.think, steps.put_off, steps.functions, steps.options) == (False, None, [], {})
-    assert (steps.aside, steps.arguments, steps.ports) == (False, {}, bench.ports)
+    assert (steps.think, steps.max_deferral_s, steps.functions, steps.options) == (False, None, [], {})
+    assert (steps.parallel, steps.arguments, steps.run) == (False, {}, bench.run)
     tools = ClientTools(functions=[{"type": "function", "function": {"name": "weather"}}])
     following = [ChatTurnMessage(role="tool", content="sun", tool_call_id="x")]
     bench = Bench(
         monkeypatch, model="other", think=True, tools=["calculator"], plain=True, client_tools=tools, material="M: ",
         following=following, answer_schema={"type": "object"}, options={"seed": 1}, settings={"think": False},
     )  # fmt: skip
-    await bench.response.generate(Past())
+    await generate(bench.run, Past())
     ((steps, question, rounds, terms),) = bench.ran
     read = [{"role": "tool", "content": "read: sun"}]
     assert (question["content"], rounds, terms) == ("M: What is new?", 0, Terms(read, tools, {"type": "object"}))
     assert (steps.model_name, steps.allowed, steps.think) == ("other", frozenset({"calculator"}), True)
-    assert (steps.put_off, steps.functions, steps.options) == (30.0, tools.functions, {"seed": 1})
+    assert (steps.max_deferral_s, steps.functions, steps.options) == (30.0, tools.functions, {"seed": 1})
 
 
 @pytest.mark.parametrize(
@@ -561,12 +559,12 @@ async def test_files_are_read_for_the_model_that_is_asked(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], facts: ModelFacts
 ) -> None:
     bench = Bench(monkeypatch, attachments=[{"id": 1}, {"id": "f"}], **more)
-    done = await bench.response.generate(Past())
+    done = await generate(bench.run, Past())
     ((_, question, _, _),) = bench.ran
     wanted = Wanted("ann", str(more.get("model", "m")), facts, bench.settings.num_ctx)
     before = f"files {wanted} ['1', 'f'] "
     assert question["content"] == f"{before}What is new?"
-    await bench.response.end(replace(done, answer=said()))
+    await end(bench.run, replace(done, answer=said()))
     material = bench.generation.material
     assert material is not None
     assert material.startswith("[attached image cat.png: ")
@@ -580,10 +578,10 @@ async def test_whose_session_it_is_not_gets_no_answer(monkeypatch: pytest.Monkey
     bench = Bench(monkeypatch)
     for owner in ("ann", None):
         bench.owner = owner
-        await check_owner(bench.parts, bench.query, QUERY_ID)
+        await check_owner(bench.deps, bench.query, QUERY_ID)
     bench.owner = "bob"
     with pytest.raises(PermanentError, match="session s belongs to another user"):
-        await check_owner(bench.parts, bench.query, QUERY_ID)
+        await check_owner(bench.deps, bench.query, QUERY_ID)
 
 
 @pytest.mark.parametrize(
@@ -593,7 +591,7 @@ async def test_who_takes_an_answer_over_asks_whose_session_it_is(
     monkeypatch: pytest.MonkeyPatch, deliveries: int, query: dict[str, Any], asked: bool
 ) -> None:
     bench = Bench(monkeypatch, deliveries=deliveries, **query)
-    await bench.response.generate(Past())
+    await generate(bench.run, Past())
     assert bench.opened == ([("s", "ann", "What is new?", QUERY_ID)] if asked else [])
 
 
@@ -621,12 +619,12 @@ async def test_of_a_low_grade_the_model_is_told_once(
         looked.append((bus, turns))
         return LOW
 
-    monkeypatch.setattr(module, "last_low_grade", last)
+    monkeypatch.setattr(generation, "last_low_grade", last)
     bench = Bench(monkeypatch, **more)
     for name, value in recalled.items():
         setattr(bench.recall, name, value)
     steps = await bench.steps(Past([turn(1)]))
-    assert looked == ([(bench.parts.context.bus, [turn(1)])] if told else [])
+    assert looked == ([(bench.deps.context.bus, [turn(1)])] if told else [])
     assert bench.writer.of(EntryType.NOTICE) == ([LOW.entry()] if told else [])
     knows = told or "low_grade" in recalled
     assert ("[It was weak.]" in steps.conversation.system[0]["content"]) is knows
@@ -642,7 +640,7 @@ async def test_of_a_history_that_the_client_gives_the_sessions_own_turns_are_loo
         looked.append(turns)
         return None
 
-    monkeypatch.setattr(module, "last_low_grade", last)
+    monkeypatch.setattr(generation, "last_low_grade", last)
     bench = Bench(monkeypatch, messages=[], kept=True)
     bench.turns = [turn(7)]
     await bench.steps()
@@ -659,7 +657,7 @@ async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: p
                 "max_tool_iterations": 6}  # fmt: skip
     bench = Bench(monkeypatch, mode="committee", tools=["search_memory", "web_search"], settings=settings)
     bench.recall.replies = dict(REPLIES)
-    finished = await bench.response.generate(Past([turn(1)], Summary("0-5", 1, "They met.")))
+    finished = await generate(bench.run, Past([turn(1)], Summary("0-5", 1, "They met.")))
     assert (finished.deliberations, bench.ran) == ([SAID], [])
     assert finished.answer.usage == Usage(**SPENT)
     ((session, _, base, question, open_steps, progress, _),) = bench.sat
@@ -668,11 +666,11 @@ async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: p
     assert question == {"role": "user", "content": "What is new?"}
     seat = Seat("Skeptic", 1)
     member, own = open_steps(seat, "Doubt."), open_steps(None, "Be you.")
-    assert (member.scope, member.labels, member.aside) == (seat.scope, {"persona": "Skeptic", "round": 1}, True)
+    assert (member.scope, member.labels, member.parallel) == (seat.scope, {"persona": "Skeptic", "round": 1}, True)
     # of what the client allows, what a member may use
     assert (member.allowed, member.arguments) == (frozenset({"search_memory"}), PERSONA_ARGUMENTS)
     assert (own.allowed, own.scope, own.labels) == (frozenset({"search_memory", "web_search"}), "", {})
-    assert (own.aside, own.arguments) == (False, {})
+    assert (own.parallel, own.arguments) == (False, {})
     first, summary = member.conversation.system
     assert (first, own.conversation.system[0]["content"]) == ({"role": "system", "content": "Doubt."}, "Be you.")
     assert "They met." in summary["content"]
@@ -689,14 +687,14 @@ async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: p
     await progress("done", seat, {"text": "No."})
     assert len(bench.writer.of(EntryType.PERSONA_DONE)) == 1
     bench = Bench(monkeypatch, mode="committee", personas=["empath"], rounds=3, settings={"parallel": False})
-    await bench.response.generate(Past())
+    await generate(bench.run, Past())
     ((session, *_),) = bench.sat
     assert session == Session(["Empath"], 3, False, 3, 5, TODAY)
     member = bench.sat[0][4](seat, "Doubt.")
-    assert (member.allowed, member.aside) == (PERSONA_TOOLS, False)
+    assert (member.allowed, member.parallel) == (PERSONA_TOOLS, False)
     # nobody deliberates: the answer is as in a chat
     bench = Bench(monkeypatch, mode="committee", personas=[])
-    assert (await bench.response.generate(Past())).deliberations is None
+    assert (await generate(bench.run, Past())).deliberations is None
     assert len(bench.ran) == 1
 
 
@@ -709,7 +707,7 @@ async def test_memories_are_looked_up_for_a_model_that_cannot_ask_for_them(monke
 
     monkeypatch.setattr(JournalSteps, "tools", tools)
     bench = Bench(monkeypatch, mode="committee", options={"seed": 1})
-    await bench.response.generate(Past())
+    await generate(bench.run, Past())
     retrieve = bench.sat[0][6]
     assert await retrieve() is None
     bench.recall.notices.add("tools_unsupported")

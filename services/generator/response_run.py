@@ -1,0 +1,121 @@
+"""One response at one replica: what it may use, its state, and the writer of its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.generator.deltas import Beat
+from services.generator.lane import Lanes
+from services.generator.machine import IDLE, TABLE
+from services.generator.recall import Recall
+from services.generator.settings import GeneratorSettings
+from shared.contracts import AGENT_TRANSITION, AgentTransition, Outgoing, QueryReceived
+from shared.envelope import Message
+from shared.llm.port import ChatModel
+from shared.participant.files import Files
+from shared.participant.machine import Machine, Transition
+from shared.participant.service import Context
+from shared.participant.tool_client import Caller, ToolClient
+from shared.records.folding import Folding
+from shared.records.journal import EntryType, JournalWriter, response_id
+from shared.records.sessions import Sessions, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class RunDeps:
+    """What all responses of a replica may use.
+
+    background_model: returns a model that waits for all interactive queries. Its argument opens a block in which the
+    query has no slot; the model waits in such a block.
+    """
+
+    context: Context[GeneratorSettings]
+    model: ChatModel
+    tools: ToolClient
+    sessions: Sessions
+    lanes: Lanes
+    background_model: Callable[[Callable[[], AbstractAsyncContextManager[None]]], ChatModel]
+    files: Files
+    beat: Beat = field(default_factory=Beat)
+
+
+@dataclass(slots=True)
+class ResponseRun:
+    """The state of one response, and the writer of its journal. Built by `opening.build_run`.
+
+    replay: the finished steps: those of the journal when it was claimed, and those since.
+    record: what the session stores of the journal.
+    waits_for: why the model is not available, while the run waits for it.
+    first_token_seen: whether the time to the first token needs no measuring.
+    saved_text: the answer in the stored turn; None: no turn is stored.
+    client_turns: the session's turns, if the client sent the history and the turns have been loaded.
+    """
+
+    deps: RunDeps
+    message: Message[QueryReceived]
+    caller: Caller
+    model: ChatModel
+    writer: JournalWriter
+    replay: Recall = field(default_factory=Recall)
+    record: Folding = field(default_factory=Folding)
+    machine: Machine = field(default_factory=lambda: Machine(TABLE, IDLE))
+    settings: GeneratorSettings = field(init=False)
+    attachments: Sequence[Mapping[str, Any]] = field(init=False)
+    waits_for: str = ""
+    first_token_seen: bool = field(init=False)
+    saved_text: str | None = None
+    client_turns: Sequence[Turn] | None = None
+
+    def __post_init__(self) -> None:
+        self.settings = self.deps.context.settings
+        self.attachments = self.query.attachments or ()
+        # A client of an earlier attempt has seen the first token.
+        self.first_token_seen = self.message.deliveries > 1
+
+    @property
+    def query(self) -> QueryReceived:
+        return self.message.payload
+
+    @property
+    def response_id(self) -> str:
+        return response_id(self.caller.query_id, self.caller.respondent_id)
+
+    def step(self, action: str) -> tuple[Transition, list[Outgoing]]:
+        """Take a step of the state machine; return it with its message, which is left out during a replay."""
+        step = self.machine.step(action)
+        if self.replay.states:
+            self.replay.states -= 1
+            return step, []
+        return step, [transition_message(self.deps.context, self.caller, step)]
+
+    async def transition(self, action: str) -> None:
+        """Take a step of the state machine; write it to the journal and the bus, except during a replay."""
+        step, messages = self.step(action)
+        if messages:
+            await self.writer.append(*transition_entry(step), messages=messages)
+
+    async def notice(self, code: str, text: str) -> None:
+        """Write a notice for the client, once per response."""
+        if code not in self.replay.notices:
+            self.replay.notices.add(code)
+            await self.writer.append(EntryType.NOTICE, {"code": code, "message": text})
+
+
+def transition_message(context: Context[GeneratorSettings], caller: Caller, step: Transition) -> Outgoing:
+    transition = AgentTransition(
+        agent=context.settings.name,
+        replica=context.replica,
+        query_id=caller.query_id,
+        from_state=step.before,
+        action=step.action,
+        to=step.after,
+    )
+    return AGENT_TRANSITION.of(transition, **caller.headers())
+
+
+def transition_entry(step: Transition) -> tuple[EntryType, dict[str, Any]]:
+    """Return the type and the data of the journal's entry."""
+    return EntryType.STATE, {"from": step.before, "action": step.action, "to": step.after}
