@@ -1,6 +1,9 @@
-"""Thinking and answer text on its way into the journal: an answer's first piece at once and by itself, so that it waits
-behind nobody's, then all answers of a replica together, once every 20 ms at most. Each write wakes Redis and every
-gateway, however much is in it."""
+"""Thinking and answer text on its way into the journal.
+
+The first piece of an answer is written at once and alone, so that it waits for no other write. Later pieces of all
+answers of a replica are written together, at most once in 20 ms: each write wakes Redis and every gateway, whatever its
+size.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,34 @@ INTERVAL = 0.02
 
 
 class Writer(Protocol):
-    """A journal's; see JournalWriter."""
+    """The writer of a journal; see JournalWriter."""
 
     def send(self, items: Items) -> Sent: ...
 
     async def confirm(self, sent: Sent) -> None: ...
 
 
-class Beat:
-    """When the answers of a replica write, all of them in one loop tick."""
+class FlushTimer:
+    """Calls the writes of all answers of a replica in one loop tick, at most once per interval."""
 
     def __init__(self) -> None:
         self._due: list[Callable[[], None]] = []
         self._last = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
-    def begun(self) -> None:
-        """Somebody writes now; where nothing waits for the next beat, that is a whole interval later."""
+    def restart(self) -> None:
+        """Begin a new interval now, unless a write is due already."""
         if self._timer is None:
             self._last = asyncio.get_running_loop().time()
 
-    def next(self, write: Callable[[], None]) -> None:
-        """Has something written with the next beat."""
+    def schedule(self, write: Callable[[], None]) -> None:
+        """Call `write` at the next tick."""
         self._due.append(write)
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time(), self._last + INTERVAL), self._strike)
+            self._timer = loop.call_at(max(loop.time(), self._last + INTERVAL), self._tick)
 
-    def _strike(self) -> None:
+    def _tick(self) -> None:
         self._last = asyncio.get_running_loop().time()
         self._timer = None
         due, self._due = self._due, []
@@ -50,16 +53,16 @@ class Beat:
 
 
 class DeltaPump:
-    """Collects text between two writes, of which one is under way at a time. Nobody waits for them: whoever adds looks
-    whether the journal has `refused` one, and writes the `rest`.
+    """Collects text between two writes, of which one is in flight at a time.
 
-    extra: fields of every entry (persona and round in a committee).
+    The caller of `add` waits for no write: it checks `refused`, calls `settle` for the error, and writes what `drain`
+    returns. extra: fields of every entry (persona and round in a committee).
     """
 
-    def __init__(self, writer: Writer, extra: dict[str, Any], beat: Beat) -> None:
+    def __init__(self, writer: Writer, extra: dict[str, Any], timer: FlushTimer) -> None:
         self._writer = writer
         self._extra = extra
-        self._beat = beat
+        self._timer = timer
         self._pieces: list[tuple[EntryType, list[str]]] = []
         self._sent: Sent | None = None
         self._begun = self.refused = False
@@ -73,34 +76,34 @@ class DeltaPump:
         self._pieces.append((kind, [text]))
         if not self._begun:
             self._begun = True
-            self._beat.begun()
+            self._timer.restart()
             self._send()
         elif self._sent is None and len(self._pieces) == 1:
-            self._beat.next(self._send)
+            self._timer.schedule(self._send)
 
     def _send(self) -> None:
-        if self._sent is None and (items := self.rest()):
+        if self._sent is None and (items := self.drain()):
             self._sent = sent = self._writer.send(items)
-            sent.replies.add_done_callback(lambda _: self._answered(sent))
+            sent.replies.add_done_callback(lambda _: self._confirmed(sent))
 
-    def _answered(self, sent: Sent) -> None:
+    def _confirmed(self, sent: Sent) -> None:
         self.refused = not sent.written
         if not self.refused:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._sent = None
         if self._pieces:
-            self._beat.next(self._send)
+            self._timer.schedule(self._send)
 
     async def settle(self) -> None:
-        """Returns when what was sent is written. Raises what the journal raises."""
+        """Wait until the write in flight is confirmed. Raises the journal's errors."""
         if self._sent is not None:
             await self._writer.confirm(self._sent)
             self.refused = False
-            self._go_on()
+            self._resume()
 
-    def rest(self) -> Items:
-        """What has not been sent, and is not sent any more."""
+    def drain(self) -> Items:
+        """Return the entries that have not been sent; they are not sent later."""
         pieces, self._pieces = self._pieces, []
         return [(kind, {"text": "".join(texts), **self._extra}) for kind, texts in pieces]

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.generator.deltas import Beat
+from services.generator.deltas import FlushTimer
 from services.generator.lane import Lanes
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import Recall
@@ -39,7 +39,7 @@ class RunDeps:
     lanes: Lanes
     background_model: Callable[[Callable[[], AbstractAsyncContextManager[None]]], ChatModel]
     files: Files
-    beat: Beat = field(default_factory=Beat)
+    flush_timer: FlushTimer = field(default_factory=FlushTimer)
 
 
 @dataclass(slots=True)

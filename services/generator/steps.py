@@ -228,7 +228,7 @@ class JournalSteps:
         taken = _Taken()
         rest: Items = ()
         try:
-            rest = await self._read(request, DeltaPump(writer, self.labels, self.run.deps.beat), taken)
+            rest = await self._read(request, DeltaPump(writer, self.labels, self.run.deps.flush_timer), taken)
         except EmptyAnswer:
             log.warning("model.silent", step=step)  # a checkpoint like any other: what to do about it is the loop's
         except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
@@ -305,15 +305,15 @@ class JournalSteps:
                 if pump.refused:
                     await pump.settle()
             await pump.settle()
-            return pump.rest()
+            return pump.drain()
         except ModelError:
             # what was said before it failed was said
             await pump.settle()
-            await self.run.writer.append_all(pump.rest())
+            await self.run.writer.append_all(pump.drain())
             raise
         finally:
             # of what breaks off nothing more is written
-            pump.rest()
+            pump.drain()
             await stream.aclose()  # type: ignore[attr-defined]
 
     def _measure_first_token(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.generator.deltas import INTERVAL, Beat, DeltaPump
+from services.generator.deltas import INTERVAL, DeltaPump, FlushTimer
 from shared.errors import Fenced
 from shared.records.journal import EntryType, Items, Sent
 
@@ -38,7 +38,7 @@ class Journal:
     async def finish(self, pump: DeltaPump) -> None:
         """Writes the rest, as whoever adds does."""
         await pump.settle()
-        if rest := pump.rest():
+        if rest := pump.drain():
             await self.confirm(self.send(rest))
 
     def text(self, kind: EntryType) -> str:
@@ -47,7 +47,7 @@ class Journal:
 
 async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interval() -> None:
     journal = Journal()
-    pump = DeltaPump(journal, {}, Beat())
+    pump = DeltaPump(journal, {}, FlushTimer())
     loop = asyncio.get_running_loop()
     await asyncio.sleep(0.05)
     began = loop.time()
@@ -65,7 +65,7 @@ async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interva
 
 async def test_the_end_does_not_wait_for_the_interval() -> None:
     journal = Journal()
-    pump = DeltaPump(journal, {}, Beat())
+    pump = DeltaPump(journal, {}, FlushTimer())
     pump.add(EntryType.ANSWER, "a")
     assert journal.text(EntryType.ANSWER) == "a"
     pump.add(EntryType.ANSWER, "b")
@@ -77,7 +77,7 @@ async def test_the_end_does_not_wait_for_the_interval() -> None:
 
 async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None:
     journal = Journal(seconds=0.03)
-    pump = DeltaPump(journal, {"persona": "p"}, Beat())
+    pump = DeltaPump(journal, {"persona": "p"}, FlushTimer())
     pump.add(EntryType.THINKING, "t")
     await asyncio.sleep(0.01)
     pump.add(EntryType.THINKING, "u")
@@ -92,7 +92,7 @@ async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None
 
 async def test_nothing_is_written_for_empty_text() -> None:
     journal = Journal()
-    pump = DeltaPump(journal, {}, Beat())
+    pump = DeltaPump(journal, {}, FlushTimer())
     pump.add(EntryType.ANSWER, "")
     await journal.finish(pump)
     assert journal.writes == []
@@ -100,7 +100,7 @@ async def test_nothing_is_written_for_empty_text() -> None:
 
 async def test_a_refused_write_is_known_to_whoever_adds_and_raised() -> None:
     journal = Journal(reply=None)
-    pump = DeltaPump(journal, {}, Beat())
+    pump = DeltaPump(journal, {}, FlushTimer())
     pump.add(EntryType.ANSWER, "a")
     assert not pump.refused
     await asyncio.sleep(2 * INTERVAL)
@@ -113,7 +113,7 @@ async def test_a_refused_write_is_known_to_whoever_adds_and_raised() -> None:
 
 async def test_what_was_refused_because_it_is_there_already_is_no_end() -> None:
     journal = Journal(reply=ValueError("its id is too small"))
-    pump = DeltaPump(journal, {}, Beat())
+    pump = DeltaPump(journal, {}, FlushTimer())
     pump.add(EntryType.ANSWER, "a")
     await asyncio.sleep(2 * INTERVAL)
     pump.add(EntryType.ANSWER, "b")
@@ -125,12 +125,12 @@ async def test_what_was_refused_because_it_is_there_already_is_no_end() -> None:
 
 
 async def test_what_nobody_wants_any_more_is_not_written() -> None:
-    journal, beat = Journal(), Beat()
-    pump = DeltaPump(journal, {}, beat)
+    journal, timer = Journal(), FlushTimer()
+    pump = DeltaPump(journal, {}, timer)
     pump.add(EntryType.ANSWER, "a")
     await asyncio.sleep(0.001)
     pump.add(EntryType.ANSWER, "b")
-    pump.rest()
+    pump.drain()
     await asyncio.sleep(2 * INTERVAL)
     assert journal.text(EntryType.ANSWER) == "a"
 
@@ -148,7 +148,7 @@ def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]])
     journal = Journal()
 
     async def play() -> None:
-        pump = DeltaPump(journal, {}, Beat())
+        pump = DeltaPump(journal, {}, FlushTimer())
         for kind, text, pause in pieces:
             pump.add(kind, text)
             await asyncio.sleep(pause)
@@ -162,8 +162,8 @@ def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]])
 
 
 async def test_answers_of_a_replica_write_together_and_each_begins_at_once() -> None:
-    journals, beat = [Journal() for _ in range(4)], Beat()
-    pumps = [DeltaPump(journal, {}, beat) for journal in journals]
+    journals, timer = [Journal() for _ in range(4)], FlushTimer()
+    pumps = [DeltaPump(journal, {}, timer) for journal in journals]
     for pump in pumps[:3]:
         pump.add(EntryType.ANSWER, "a")
         await asyncio.sleep(0.001)
