@@ -13,8 +13,8 @@ from services.generator.ending import Cancelled, Ending, Failure, end
 from services.generator.generation import generate
 from services.generator.identities import UnknownPersona
 from services.generator.opening import claim_response, deadline_of, load_past, seconds_left, wait_for_turn
+from services.generator.response_constraints import UnusableForm
 from services.generator.response_run import ResponseRun, RunDeps
-from services.generator.terms import UnusableForm
 from services.generator.watch import watched_answer
 from shared.contracts import Outgoing, QueryReceived
 from shared.envelope import Message

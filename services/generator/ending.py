@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from services.generator.client_tool_calls import client_call_id
 from services.generator.compaction import Past, due
 from services.generator.context import IMAGE_TOKENS, Rates
-from services.generator.handed import handed_id
 from services.generator.loop import Answer
 from services.generator.machine import IDLE
 from services.generator.opening import check_owner
@@ -89,7 +89,7 @@ async def _complete(run: ResponseRun, finished: Finished) -> None:
     """
     await run.transition("PUBLISH")
     answer = finished.answer
-    if not answer.handed and not run.query.plain:
+    if not answer.client_calls and not run.query.plain:
         await _publish(run, finished)
     completed: dict[str, Any] = {
         "answer": answer.text,
@@ -100,10 +100,10 @@ async def _complete(run: ResponseRun, finished: Finished) -> None:
         "finish_reason": answer.finish_reason,
         "model": answer.model,
     }
-    if answer.handed:
+    if answer.client_calls:
         completed["client_calls"] = [
-            {"id": handed_id(run.caller.query_id, handed), "name": handed.call.name, "args": handed.call.args}
-            for handed in answer.handed
+            {"id": client_call_id(run.caller.query_id, one), "name": one.call.name, "args": one.call.args}
+            for one in answer.client_calls
         ]
     if finished.deliberations is not None:
         completed["deliberations"] = [one.model_dump(mode="json") for one in finished.deliberations]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from services.generator.attachments import Wanted, attached, history_with_files, told_of_images
+from services.generator.client_tool_calls import as_the_model_reads
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.compaction import Past
 from services.generator.context import Conversation, split_turns
@@ -15,14 +16,13 @@ from services.generator.conversation import Instructions, of_session
 from services.generator.earlier import Earlier, Loader, given_history, with_files_of
 from services.generator.ending import Finished
 from services.generator.grades import last_low_grade
-from services.generator.handed import as_the_model_reads
 from services.generator.identities import Identities, load_identities
 from services.generator.loop import Answer, Message, run_agent
 from services.generator.machine import IDLE
 from services.generator.opening import check_owner
+from services.generator.response_constraints import ResponseConstraints
 from services.generator.response_run import ResponseRun, RunDeps
 from services.generator.steps import JournalSteps
-from services.generator.terms import Terms
 from shared.contracts import ChatTurnMessage, Deliberation, listed_tools
 from shared.envelope import entry_ms
 from shared.llm.port import ModelFacts, ToolCall
@@ -52,9 +52,9 @@ async def generate(run: ResponseRun, past: Past) -> Finished:
     if query.mode == "committee" and (personas := _members(run, identities)):
         answer, deliberations = await _deliberate(run, conversation, options, question, identities, personas)
     else:
-        terms = Terms(await _following(run), query.client_tools, query.answer_schema)
-        steps = _steps(run, conversation, options, functions=terms.functions)
-        answer = await run_agent(steps, question, 0 if query.plain else settings.max_tool_iterations, terms)
+        constraints = ResponseConstraints(await _following(run), query.client_tools, query.answer_schema)
+        steps = _steps(run, conversation, options, functions=constraints.functions)
+        answer = await run_agent(steps, question, 0 if query.plain else settings.max_tool_iterations, constraints)
     return Finished(
         answer=answer,
         deliberations=deliberations,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from services.generator.terms import Placed, Terms
+from services.generator.response_constraints import PlacedCall, ResponseConstraints
 from shared.contracts import OWN_TOOLS, ToolCallRecord, Usage, canonical_tool
 from shared.llm.port import ModelError, ToolCall
 from shared.telemetry.logging import get_logger
@@ -84,8 +84,8 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HandedCall:
-    """A call for the client, and its place in the run: the step of the message it came with, the position in that."""
+class ClientCall:
+    """A call that the client runs. step: of the message with the call. position: of the call in that message."""
 
     step: int
     position: int
@@ -94,8 +94,8 @@ class HandedCall:
 
 @dataclass(slots=True)
 class Answer:
-    """handed: calls that the client is to run; there is no answer before their results are here. said_before: what was
-    said to the user before calls of our own tools."""
+    """client_calls: calls that the client runs; the answer needs their results. said_before: texts before calls of our
+    tools."""
 
     text: str
     thinking: str
@@ -103,7 +103,7 @@ class Answer:
     usage: Usage
     finish_reason: str
     model: str
-    handed: list[HandedCall] = field(default_factory=list)
+    client_calls: list[ClientCall] = field(default_factory=list)
     said_before: list[str] = field(default_factory=list)
 
 
@@ -121,7 +121,7 @@ class _Tally:
         self.prompt_tokens += reply.prompt_tokens
         self.completion_tokens += reply.completion_tokens
 
-    def answer(self, reply: Reply, text: str, handed: list[HandedCall]) -> Answer:
+    def answer(self, reply: Reply, text: str, client_calls: list[ClientCall]) -> Answer:
         tokens, window = reply.context
         usage = Usage(
             prompt_tokens=self.prompt_tokens,
@@ -129,12 +129,14 @@ class _Tally:
             context_tokens=tokens,
             context_window=window,
         )
-        reason = "tool_calls" if handed else reply.finish_reason
+        reason = "tool_calls" if client_calls else reply.finish_reason
         thinking = "\n\n".join(self.thinking)
-        return Answer(text, thinking, self.records, usage, reason, reply.model, handed, self.said)
+        return Answer(text, thinking, self.records, usage, reason, reply.model, client_calls, self.said)
 
 
-async def run_agent(steps: Steps, question: Message, max_tool_iterations: int, terms: Terms | None = None) -> Answer:
+async def run_agent(
+    steps: Steps, question: Message, max_tool_iterations: int, constraints: ResponseConstraints | None = None
+) -> Answer:
     """Answers a question. The state machine stands at GENERATING before and after.
 
     The model reads that no call is left after `max_tool_iterations` rounds of tool calls (logged), or after a round of
@@ -143,70 +145,70 @@ async def run_agent(steps: Steps, question: Message, max_tool_iterations: int, t
     the agent's own calls of that message have results. Raises ModelError without an answer, or when the answer twice
     lacks the required form.
     """
-    terms = terms or Terms()
-    current: list[Message] = [question, *terms.following]
-    form = terms.form
+    constraints = constraints or ResponseConstraints()
+    current: list[Message] = [question, *constraints.following]
+    form = constraints.form
     if form is not None:
-        current.append({"role": "system", "content": terms.instruction})
+        current.append({"role": "system", "content": constraints.instruction})
     tally = _Tally()
     told: set[str] = set()
-    offering = max_tool_iterations > 0 and not terms.must_call
+    offering = max_tool_iterations > 0 and not constraints.must_call
     step, left = 0, max_tool_iterations
-    silent = refused = mended = False
+    silent = refused = repaired = False
     while True:
-        reply = await steps.model(step, current, with_tools=offering and not silent and not mended, form=form)
+        reply = await steps.model(step, current, with_tools=offering and not silent and not repaired, form=form)
         tally.add(reply)
-        ours, theirs = terms.split(reply.tool_calls)
+        own, for_client = constraints.split(reply.tool_calls)
         said = reply.content.strip()
-        if said and not theirs and (not ours or refused or not offering):
-            trouble, text, handed = _judged(reply, step, terms)
+        if said and not for_client and (not own or refused or not offering):
+            trouble, text, client_calls = _validated(reply, step, constraints)
             if not trouble:
-                return tally.answer(reply, text, handed)
-            if mended:
+                return tally.answer(reply, text, client_calls)
+            if repaired:
                 raise ModelError(f"the model's answer does not have the form that was asked for: {trouble}")
             # once more, and held to it
-            mended = True
+            repaired = True
             current += [reply.message(), {"role": "user", "content": f"{_NOT_THE_FORM} ({trouble})"}]
         elif reply.tool_calls:
-            if refused and not theirs:
+            if refused and not for_client:
                 raise ModelError(_ONLY_CALLS)
             silent = False
             current.append(reply.message())
             if left:
-                results, repeated = await _run_calls(steps, step, ours, told, tally.records)
+                results, repeated = await _run_calls(steps, step, own, told, tally.records)
                 left = 0 if repeated else left - 1
                 if not left and not repeated:
                     log.warning("agent.tool_limit_reached", limit=max_tool_iterations)
             else:
-                results, refused = [tool_message(call, _not_run(call, NO_CALL_LEFT)) for _, call in ours], True
-            if theirs:
-                return tally.answer(reply, reply.content, [HandedCall(step, *place) for place in theirs])
+                results, refused = [tool_message(call, _not_run(call, NO_CALL_LEFT)) for _, call in own], True
+            if for_client:
+                return tally.answer(reply, reply.content, [ClientCall(step, *place) for place in for_client])
             if said:
                 tally.said.append(reply.content)
             if not left:
                 results[-1] = {**results[-1], "content": f"{results[-1]['content']}\n\n{ANSWER_NOW}"}
             current.extend(results)
-        elif silent or not offering or mended:
+        elif silent or not offering or repaired:
             raise ModelError("the model gave no answer; ask again, or try another model")
         else:
             silent = True
         step += 1
 
 
-def _judged(reply: Reply, step: int, terms: Terms) -> tuple[str, str, list[HandedCall]]:
-    """(what is wrong with the form of a text, the text as the client gets it, the call that it is)."""
-    if terms.form is None or reply.finish_reason in ("length", "loop"):
+def _validated(reply: Reply, step: int, constraints: ResponseConstraints) -> tuple[str, str, list[ClientCall]]:
+    """Return what is wrong with the form of a text, the text for the client, and the client calls that it is."""
+    if constraints.form is None or reply.finish_reason in ("length", "loop"):
         return "", reply.content, []
     try:
-        if terms.must_call:
-            return "", "", [HandedCall(step, 0, terms.call_of(reply.content))]
-        return "", orjson.dumps(terms.fitting(reply.content)).decode(), []
+        if constraints.must_call:
+            return "", "", [ClientCall(step, 0, constraints.call_of(reply.content))]
+        return "", orjson.dumps(constraints.validated(reply.content)).decode(), []
     except ValueError as exc:
         return str(exc), "", []
 
 
 async def _run_calls(
-    steps: Steps, step: int, calls: Sequence[Placed], told: set[str], records: list[ToolCallRecord]
+    steps: Steps, step: int, calls: Sequence[PlacedCall], told: set[str], records: list[ToolCallRecord]
 ) -> tuple[list[dict[str, Any]], bool]:
     """The results of calls of one message, in their order, and whether all of them had been made before.
 

@@ -404,11 +404,12 @@ async def offered(
 ) -> list[dict[str, Any]]:
     """Return the schemas of the tools for a model; see `JournalSteps` for the arguments."""
     live = await tools.schemas()
-    theirs = {function["function"]["name"] for function in functions}
-    ours = [
-        schema for name, schema in sorted(live.items()) if (allowed is None or name in allowed) and name not in theirs
+    # A tool of the client replaces ours of the same name.
+    replaced = {function["function"]["name"] for function in functions}
+    own = [
+        schema for name, schema in sorted(live.items()) if (allowed is None or name in allowed) and name not in replaced
     ]
-    return [*ours, *functions]
+    return [*own, *functions]
 
 
 async def planned_with(settings: GeneratorSettings, model: ChatModel, name: str) -> ModelFacts:

@@ -19,12 +19,12 @@ from services.generator.earlier import Earlier, Loader
 from services.generator.ending import Cancelled, Failure, end
 from services.generator.generation import generate
 from services.generator.grades import LowGrade
-from services.generator.loop import Answer, HandedCall, Reply
+from services.generator.loop import Answer, ClientCall, Reply
 from services.generator.opening import check_owner
 from services.generator.recall import Recall
+from services.generator.response_constraints import ResponseConstraints
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps
-from services.generator.terms import Terms
 from shared.contracts import (
     MOST_MATERIAL,
     AnswerDialog,
@@ -124,7 +124,7 @@ class Bench:
             replay=self.recall,
             message=message,
         )  # fmt: skip
-        self.ran: list[tuple[JournalSteps, Any, int, Terms]] = []
+        self.ran: list[tuple[JournalSteps, Any, int, ResponseConstraints]] = []
         self.sat: list[tuple[Any, ...]] = []
         monkeypatch.setattr(generation, "run_agent", self._run_agent)
         monkeypatch.setattr(generation, "deliberate", self._deliberate)
@@ -158,8 +158,10 @@ class Bench:
     async def _schemas(self) -> dict[str, Any]:
         return self.tools
 
-    async def _run_agent(self, steps: JournalSteps, question: Any, rounds: int, terms: Terms) -> Answer:
-        self.ran.append((steps, question, rounds, terms))
+    async def _run_agent(
+        self, steps: JournalSteps, question: Any, rounds: int, constraints: ResponseConstraints
+    ) -> Answer:
+        self.ran.append((steps, question, rounds, constraints))
         return said()
 
     async def _deliberate(self, *what: Any) -> tuple[Answer, list[Deliberation]]:
@@ -287,9 +289,9 @@ async def test_another_respondents_answer_is_published_under_its_name_and_its_st
 
 
 async def test_calls_for_the_client_are_told_it_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    handed = [HandedCall(1, 2, ToolCall("x", "weather", {"city": "Graz"}))]
+    client_calls = [ClientCall(1, 2, ToolCall("x", "weather", {"city": "Graz"}))]
     bench = Bench(monkeypatch)
-    completed = await bench.completes(said("I look.", handed=handed))
+    completed = await bench.completes(said("I look.", client_calls=client_calls))
     assert completed["client_calls"] == [{"id": "call_50_0_1_2", "name": "weather", "args": {"city": "Graz"}}]
     assert bench.writer.published == []
     # there is no turn with which it could be kept
@@ -528,8 +530,12 @@ async def test_a_history_that_the_client_gives_takes_the_place_of_the_sessions(m
 async def test_an_answer_is_asked_for_as_its_query_and_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, settings={"max_tool_iterations": 4, "think": False})
     await generate(bench.run, Past())
-    ((steps, question, rounds, terms),) = bench.ran
-    assert (question, rounds, terms) == ({"role": "user", "content": "What is new?"}, 4, Terms([], None, None))
+    ((steps, question, rounds, constraints),) = bench.ran
+    assert (question, rounds, constraints) == (
+        {"role": "user", "content": "What is new?"},
+        4,
+        ResponseConstraints([], None, None),
+    )
     assert (steps.model_name, steps.allowed, steps.scope, steps.labels) == ("m", None, "", {})
     assert (steps.think, steps.max_deferral_s, steps.functions, steps.options) == (False, None, [], {})
     assert (steps.parallel, steps.arguments, steps.run) == (False, {}, bench.run)
@@ -540,9 +546,13 @@ async def test_an_answer_is_asked_for_as_its_query_and_the_settings_say(monkeypa
         following=following, answer_schema={"type": "object"}, options={"seed": 1}, settings={"think": False},
     )  # fmt: skip
     await generate(bench.run, Past())
-    ((steps, question, rounds, terms),) = bench.ran
+    ((steps, question, rounds, constraints),) = bench.ran
     read = [{"role": "tool", "content": "read: sun"}]
-    assert (question["content"], rounds, terms) == ("M: What is new?", 0, Terms(read, tools, {"type": "object"}))
+    assert (question["content"], rounds, constraints) == (
+        "M: What is new?",
+        0,
+        ResponseConstraints(read, tools, {"type": "object"}),
+    )
     assert (steps.model_name, steps.allowed, steps.think) == ("other", frozenset({"calculator"}), True)
     assert (steps.max_deferral_s, steps.functions, steps.options) == (30.0, tools.functions, {"seed": 1})
 

@@ -1,4 +1,4 @@
-"""A client's terms: tools that it runs itself, and the form that the answer must have."""
+"""What a client demands of a response: calls of its own tools, and a JSON schema of the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from shared.contracts import ClientTools
 from shared.errors import ModelError
 from shared.llm.port import ToolCall
 
-Placed = tuple[int, ToolCall]
+# A call and its position in the message.
+PlacedCall = tuple[int, ToolCall]
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _SHOWN = 300
@@ -23,12 +24,12 @@ _MOST_SECONDS = 1.0
 
 
 class UnusableForm(ModelError):
-    """No value can be compared with the JSON schema of a form: it refers to what is not there, or takes too long."""
+    """The JSON schema cannot validate any value: a reference has no target, or validation takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """following: messages after the question. tools: the client's own. schema: JSON schema of the answer."""
+class ResponseConstraints:
+    """following: messages after the question. tools: the client's own tools. schema: JSON schema of the answer."""
 
     following: Sequence[Mapping[str, Any]] = ()
     tools: ClientTools | None = None
@@ -42,28 +43,28 @@ class Terms:
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer has to be a call of the client's tools."""
+        """Whether the answer must be a call of the client's tools."""
         return self.tools is not None and self.tools.choice != "auto"
 
-    def split(self, calls: Sequence[ToolCall]) -> tuple[list[Placed], list[Placed]]:
-        """(the calls that are run here, those that the client runs), each with its position in the message."""
+    def split(self, calls: Sequence[ToolCall]) -> tuple[list[PlacedCall], list[PlacedCall]]:
+        """Return the calls that run here, and those that the client runs."""
         names = {function["function"]["name"] for function in self.functions}
-        ours: list[Placed] = []
-        theirs: list[Placed] = []
-        for place in enumerate(calls):
-            (theirs if place[1].name in names and place[1].error is None else ours).append(place)
-        return ours, theirs if self.tools is None or self.tools.parallel else theirs[:1]
+        own: list[PlacedCall] = []
+        for_client: list[PlacedCall] = []
+        for placed in enumerate(calls):
+            (for_client if placed[1].name in names and placed[1].error is None else own).append(placed)
+        return own, for_client if self.tools is None or self.tools.parallel else for_client[:1]
 
     def call_of(self, text: str) -> ToolCall:
-        """The call in a reply that had to have the form `form`. Raises ValueError in words for the model."""
-        value = self.fitting(text)
+        """Return the call in a reply of the form `form`. Raises ValueError with a text for the model."""
+        value = self.validated(text)
         if (name := self._only) is None:
             name, value = value["name"], value["arguments"]
         return ToolCall("", name, value)
 
     @property
     def _only(self) -> str | None:
-        """The one tool that can be meant."""
+        """The name of the only tool that the client allows; None: several."""
         if self.tools is None or self.tools.choice == "required":
             return self.functions[0]["function"]["name"] if len(self.functions) == 1 else None
         return self.tools.choice
@@ -72,13 +73,13 @@ class Terms:
 
     @property
     def form(self) -> Mapping[str, Any] | None:
-        """The JSON schema of what the model has to write: of a call's arguments, or of the answer."""
+        """The JSON schema of the model's text: of a call's arguments, or of the answer."""
         if not self.must_call:
             return self.schema
         forms = {function["function"]["name"]: _parameters(function) for function in self.functions}
         if self._only is not None:
             return forms[self._only]
-        # what refers to a place in itself stands where model servers can follow it: they know no places in lists
+        # Model servers do not resolve references into lists: a schema with references to itself goes to $defs.
         moved = {name: _moved(form, f"#/$defs/{name}") for name, form in forms.items()}
         defined = {name: form for name, form in moved.items() if form != forms[name]}
         either = [
@@ -97,7 +98,7 @@ class Terms:
 
     @property
     def instruction(self) -> str:
-        """What the model is told of the form."""
+        """The system message about the form."""
         form = orjson.dumps(self.form).decode()
         if not self.must_call:
             return f"Your final answer is one JSON value that fits this JSON schema, and nothing else:\n{form}"
@@ -109,23 +110,22 @@ class Terms:
         what = f"its arguments, for the tool {self._only}" if self._only else "the tool's name and its arguments"
         return f"Call a tool now. The tools:\n{known}\nAnswer with one JSON value, {what}, in this form:\n{form}"
 
-    def fitting(self, text: str) -> Any:
-        """The value that a reply is, when it fits the form. Raises ValueError in words for the model, and
-        UnusableForm."""
-        trouble = "it is not JSON"
+    def validated(self, text: str) -> Any:
+        """Return the JSON value in a reply. Raises ValueError with a text for the model, and UnusableForm."""
+        error = "it is not JSON"
         for candidate in _candidates(text):
             try:
                 value = orjson.loads(candidate)
             except orjson.JSONDecodeError:
                 continue
-            trouble = _misfit(value, self.form or {})
-            if not trouble:
+            error = _schema_error(value, self.form or {})
+            if not error:
                 return value
-        raise ValueError(trouble)
+        raise ValueError(error)
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """Where the JSON may stand in a reply: all of it, a fenced block, from the first bracket to the last."""
+    """Yield parts of a reply that may be the JSON: all of it, fenced blocks, from the first bracket to the last."""
     yield text
     yield from _FENCED.findall(text)
     for first, last in ("{}", "[]"):
@@ -139,10 +139,10 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema as part of another one, `place` in it: what refers to a place in itself still does."""
+    """Return a schema with its references to itself changed for its new place in another schema."""
     match schema:
         case {"$id": str()}:
-            # its references begin here, wherever it stands
+            # References in a schema with an id are relative to that id.
             return schema
         case dict():
             found = {name: _moved(value, place) for name, value in schema.items()}
@@ -157,13 +157,15 @@ def _moved(schema: Any, place: str) -> Any:
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in what computes for longer: nothing else of this process runs meanwhile, and a pattern or
-    references of a client's choice can take for ever."""
+    """Raise TimeoutError in a block that computes for longer.
 
-    def late(*_: Any) -> None:
+    The block stops the event loop, and a client's pattern or references can take for ever.
+    """
+
+    def raise_timeout(*_: Any) -> None:
         raise TimeoutError(f"it takes more than {seconds:g} s to compare a value with it")
 
-    before = signal.signal(signal.SIGVTALRM, late)
+    before = signal.signal(signal.SIGVTALRM, raise_timeout)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
@@ -172,19 +174,19 @@ def _within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _misfit(value: Any, schema: Mapping[str, Any]) -> str:
-    """What is wrong with a value, in words; empty when it fits. Raises UnusableForm."""
-    # imported when it is needed: most queries have no form
+def _schema_error(value: Any, schema: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value; empty if it is valid. Raises UnusableForm."""
+    # Imported here, because most queries have no form.
     import jsonschema
     from jsonschema_specifications import REGISTRY
 
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
         with _within(_MOST_SECONDS):
-            # with a registry of its own, nothing is fetched from where a client's schema refers to
+            # Its own registry: else the library would fetch the URLs of a client's references.
             error = jsonschema.exceptions.best_match(kind(schema, registry=REGISTRY).iter_errors(value))
     except Exception as exc:
-        # what it refers to may be anything, a schema or not, and itself: nobody has looked at that before
+        # References may lead to anything, also to no schema: the library raises errors of many types.
         raise UnusableForm(f"the JSON schema cannot be used: {exc}"[:_SHOWN]) from exc
     if error is None:
         return ""

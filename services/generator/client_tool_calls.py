@@ -1,7 +1,7 @@
-"""Calls handed to a client: their ids, and, when the client comes back with results, all that was done before them.
+"""Calls of a client's tools: their ids, and the steps before them when the client returns with results.
 
-A client sees only the calls of its own tools. The thinking, the calls of our tools and their results that came before
-are in the journal of the query that handed the calls out; a call's id says which query that was.
+A client sees only the calls of its own tools. The journal of the query with the calls has the earlier thinking, the
+calls of our tools and their results. A call's id contains that query's id.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from services.generator.loop import HandedCall, Message, Reply, call_of_message, tool_message
+from services.generator.loop import ClientCall, Message, Reply, call_of_message, tool_message
 from services.generator.recall import Recall, recall
 from shared.bus import Bus
 from shared.bus.keys import journal_key, record_key
@@ -23,9 +23,9 @@ _ID = re.compile(r"call_(\d{1,15})_(\d{1,10})_(\d{1,4})_(\d{1,4})")
 _NO_RESULT = "[no result was given]"
 
 
-def handed_id(query_id: str, handed: HandedCall) -> str:
-    """The id of a call as the client gets it."""
-    return f"call_{query_id.replace('-', '_')}_{handed.step}_{handed.position}"
+def client_call_id(query_id: str, call: ClientCall) -> str:
+    """Return the id of a call for the client."""
+    return f"call_{query_id.replace('-', '_')}_{call.step}_{call.position}"
 
 
 async def as_the_model_reads(bus: Bus, user_id: str, messages: Sequence[ChatTurnMessage]) -> list[Message]:
@@ -56,7 +56,7 @@ async def as_the_model_reads(bus: Bus, user_id: str, messages: Sequence[ChatTurn
 
 
 def _origin(message: ChatTurnMessage) -> dict[str, Any] | None:
-    """Which query handed the calls of a message out, and at which step; None when none did."""
+    """Return the query and the step that a message's calls come from; None for other messages."""
     match = _ID.fullmatch(message.tool_calls[0].id) if message.tool_calls else None
     return {"query": f"{match[1]}-{match[2]}", "step": int(match[3])} if match else None
 
@@ -69,7 +69,7 @@ async def _run(bus: Bus, user_id: str, query_id: str) -> Recall | None:
 
 
 def _told(query_id: str, run: Recall, last: int, message: ChatTurnMessage) -> list[Message]:
-    """The messages of a run up to `message`, whose calls the client was handed."""
+    """Return the messages of a run up to `message`, which has client calls."""
     found: list[Message] = []
     unknown = Reply(message.content, message.thinking or "", [], "tool_calls", "")
     for step in range(last + 1):

@@ -1,4 +1,4 @@
-"""A client's terms: its own tools end the run, and an answer has the form that was asked for or there is none."""
+"""A client's constraints: its own tools end the run, and an answer has the form that was asked for or there is none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from services.generator.loop import Answer, HandedCall, Message, Reply, run_agent
-from services.generator.terms import Terms, UnusableForm
+from services.generator.loop import Answer, ClientCall, Message, Reply, run_agent
+from services.generator.response_constraints import ResponseConstraints, UnusableForm
 from shared.contracts import ClientTools, ToolCallRecord
 from shared.llm.port import ModelError, ToolCall
 
@@ -52,15 +52,18 @@ def calls(*names: str, said: str = "") -> Reply:
     return Reply(said, "", made, "tool_calls", "m")
 
 
-async def answered(model: Model, terms: Terms) -> Answer:
-    return await run_agent(model, {"role": "user", "content": "Well?"}, 5, terms)
+async def answered(model: Model, constraints: ResponseConstraints) -> Answer:
+    return await run_agent(model, {"role": "user", "content": "Well?"}, 5, constraints)
 
 
 async def test_a_call_of_the_clients_tool_ends_the_run_when_our_own_have_their_results() -> None:
     model = Model(calls("search", "weather", "clock", said="I look."))
-    answer = await answered(model, Terms(tools=ClientTools(functions=[WEATHER, CLOCK])))
+    answer = await answered(model, ResponseConstraints(tools=ClientTools(functions=[WEATHER, CLOCK])))
     assert model.ran == [(0, "search")]
-    assert [(one.step, one.position, one.call.name) for one in answer.handed] == [(0, 1, "weather"), (0, 2, "clock")]
+    assert [(one.step, one.position, one.call.name) for one in answer.client_calls] == [
+        (0, 1, "weather"),
+        (0, 2, "clock"),
+    ]
     assert (answer.text, answer.finish_reason) == ("I look.", "tool_calls")
     assert [record.tool for record in answer.tool_calls] == ["search"]
 
@@ -69,35 +72,35 @@ async def test_a_call_of_the_clients_tool_ends_the_run_when_our_own_have_their_r
 async def test_a_call_of_the_clients_tool_is_no_answer_and_is_handed_over_when_no_call_of_ours_is_left(
     said: str,
 ) -> None:
-    terms = Terms(tools=ClientTools(functions=[WEATHER]))
-    answer = await answered(Model(calls("weather", said=said)), terms)
-    assert answer.handed == [HandedCall(0, 0, ToolCall("id-weather", "weather", {}))]
+    constraints = ResponseConstraints(tools=ClientTools(functions=[WEATHER]))
+    answer = await answered(Model(calls("weather", said=said)), constraints)
+    assert answer.client_calls == [ClientCall(0, 0, ToolCall("id-weather", "weather", {}))]
     assert (answer.text, answer.said_before) == (said, [])
     # the second one repeats the first, and the third is refused
     model = Model(*[calls("search")] * 3, calls("search", "weather", said=said))
-    answer = await answered(model, terms)
-    assert answer.handed == [HandedCall(3, 1, ToolCall("id-weather", "weather", {}))]
+    answer = await answered(model, constraints)
+    assert answer.client_calls == [ClientCall(3, 1, ToolCall("id-weather", "weather", {}))]
     assert (answer.text, model.ran) == (said, [(0, "search")])
 
 
 async def test_one_call_is_handed_over_at_a_time_when_the_client_wants_it_so() -> None:
     tools = ClientTools(functions=[WEATHER, CLOCK], parallel=False)
-    answer = await answered(Model(calls("clock", "weather")), Terms(tools=tools))
-    assert [one.call.name for one in answer.handed] == ["clock"]
+    answer = await answered(Model(calls("clock", "weather")), ResponseConstraints(tools=tools))
+    assert [one.call.name for one in answer.client_calls] == ["clock"]
 
 
 async def test_a_call_of_the_clients_tool_that_cannot_be_read_is_told_to_the_model() -> None:
     broken = Reply("", "", [ToolCall("1", "weather", {}, error="the arguments are no JSON")], "tool_calls", "m")
     model = Model(broken, "Fine.")
-    answer = await answered(model, Terms(tools=ClientTools(functions=[WEATHER])))
-    assert (answer.text, answer.handed, model.ran) == ("Fine.", [], [])
+    answer = await answered(model, ResponseConstraints(tools=ClientTools(functions=[WEATHER])))
+    assert (answer.text, answer.client_calls, model.ran) == ("Fine.", [], [])
     assert "the arguments are no JSON" in model.sent[1][0][-1]["content"]
 
 
 async def test_what_follows_the_question_is_sent_behind_it() -> None:
     model = Model("Sunny.")
     following = [{"role": "tool", "content": "sun"}]
-    answer = await answered(model, Terms(following=following, tools=ClientTools(functions=[WEATHER])))
+    answer = await answered(model, ResponseConstraints(following=following, tools=ClientTools(functions=[WEATHER])))
     assert model.sent == [([{"role": "user", "content": "Well?"}, *following], None, True)]
     assert (answer.text, answer.finish_reason) == ("Sunny.", "stop")
 
@@ -115,15 +118,15 @@ async def test_a_call_that_must_be_made_is_the_json_that_the_model_was_held_to(
     choice: str, functions: list[dict[str, Any]], said: str, name: str, args: dict[str, Any]
 ) -> None:
     model = Model(said)
-    terms = Terms(tools=ClientTools(functions=functions, choice=choice))
-    answer = await answered(model, terms)
-    assert answer.handed == [HandedCall(0, 0, ToolCall("", name, args))]
+    constraints = ResponseConstraints(tools=ClientTools(functions=functions, choice=choice))
+    answer = await answered(model, constraints)
+    assert answer.client_calls == [ClientCall(0, 0, ToolCall("", name, args))]
     assert (answer.text, answer.finish_reason) == ("", "tool_calls")
     ((messages, form, offered),) = model.sent
-    assert (form, offered) == (terms.form, False)
+    assert (form, offered) == (constraints.form, False)
     assert messages[-1]["role"] == "system"
     told = messages[-1]["content"]
-    assert told.endswith(orjson.dumps(terms.form).decode())
+    assert told.endswith(orjson.dumps(constraints.form).decode())
     # the tools that can be meant, and no others
     meant = [choice] if choice != "required" else [one["function"]["name"] for one in functions]
     assert re.findall(r"^- (\w+): (.*)$", told, re.MULTILINE) == [
@@ -132,17 +135,17 @@ async def test_a_call_that_must_be_made_is_the_json_that_the_model_was_held_to(
 
 
 async def test_a_call_that_must_be_made_may_be_mended_once() -> None:
-    terms = Terms(tools=ClientTools(functions=[WEATHER], choice="weather"))
-    answer = await answered(Model("Sunny.", '{"city": "Graz"}'), terms)
-    assert answer.handed == [HandedCall(1, 0, ToolCall("", "weather", {"city": "Graz"}))]
+    constraints = ResponseConstraints(tools=ClientTools(functions=[WEATHER], choice="weather"))
+    answer = await answered(Model("Sunny.", '{"city": "Graz"}'), constraints)
+    assert answer.client_calls == [ClientCall(1, 0, ToolCall("", "weather", {"city": "Graz"}))]
     # nothing said is no second form
     model = Model("Sunny.", "")
     with pytest.raises(ModelError, match="gave no answer"):
-        await answered(model, terms)
+        await answered(model, constraints)
     assert len(model.sent) == 2
     model = Model("three", "")
     with pytest.raises(ModelError, match="gave no answer"):
-        await answered(model, Terms(schema=SCHEMA))
+        await answered(model, ResponseConstraints(schema=SCHEMA))
     assert len(model.sent) == 2
 
 
@@ -159,8 +162,8 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 )
 async def test_an_answer_in_the_form_asked_for_is_told_as_its_json_alone(said: str, text: str) -> None:
     model = Model(said)
-    answer = await answered(model, Terms(schema=SCHEMA))
-    assert (answer.text, answer.handed, answer.finish_reason) == (text, [], "stop")
+    answer = await answered(model, ResponseConstraints(schema=SCHEMA))
+    assert (answer.text, answer.client_calls, answer.finish_reason) == (text, [], "stop")
     ((messages, form, offered),) = model.sent
     assert (form, offered) == (SCHEMA, True)
     assert messages[-1]["content"].endswith(orjson.dumps(SCHEMA).decode())
@@ -172,19 +175,19 @@ async def test_an_answer_in_the_form_asked_for_is_told_as_its_json_alone(said: s
 )
 async def test_an_answer_without_the_form_is_asked_for_once_more_and_held_to_it(said: str, trouble: str) -> None:
     model = Model(said, '{"n": 3}')
-    assert (await answered(model, Terms(schema=SCHEMA))).text == '{"n":3}'
+    assert (await answered(model, ResponseConstraints(schema=SCHEMA))).text == '{"n":3}'
     messages, form, offered = model.sent[1]
     assert (form, offered) == (SCHEMA, False)
     assert messages[-2] == {"role": "assistant", "content": said}
     assert trouble in messages[-1]["content"]
     with pytest.raises(ModelError, match="does not have the form that was asked for"):
-        await answered(Model(said, said), Terms(schema=SCHEMA))
+        await answered(Model(said, said), ResponseConstraints(schema=SCHEMA))
 
 
 @pytest.mark.parametrize("reason", ["length", "loop"])
 async def test_an_answer_that_was_cut_off_is_told_as_far_as_it_goes(reason: str) -> None:
     model = Model(Reply('{"n": ', "", [], reason, "m"))
-    answer = await answered(model, Terms(schema=SCHEMA))
+    answer = await answered(model, ResponseConstraints(schema=SCHEMA))
     assert (answer.text, answer.finish_reason) == ('{"n": ', reason)
 
 
@@ -196,16 +199,18 @@ def of_place(kind: str) -> dict[str, Any]:
 
 async def test_each_of_several_tools_has_the_definitions_that_its_arguments_refer_to() -> None:
     functions = [function("walk", parameters=of_place("integer")), function("drive", parameters=of_place("string"))]
-    terms = Terms(tools=ClientTools(functions=[*functions, CLOCK], choice="required"))
+    constraints = ResponseConstraints(tools=ClientTools(functions=[*functions, CLOCK], choice="required"))
     args = {"place": {"at": "home", "in": {"at": "town"}}}
     model = Model(orjson.dumps({"name": "walk", "arguments": args}).decode(), '{"name": "clock", "arguments": {}}')
-    assert (await answered(model, terms)).handed == [HandedCall(1, 0, ToolCall("", "clock", {}))]
-    driven = await answered(Model(orjson.dumps({"name": "drive", "arguments": args}).decode()), terms)
-    assert driven.handed == [HandedCall(0, 0, ToolCall("", "drive", args))]
+    assert (await answered(model, constraints)).client_calls == [ClientCall(1, 0, ToolCall("", "clock", {}))]
+    driven = await answered(Model(orjson.dumps({"name": "drive", "arguments": args}).decode()), constraints)
+    assert driven.client_calls == [ClientCall(0, 0, ToolCall("", "drive", args))]
     # a schema with a name of its own keeps what it refers to
     named = {"$id": "https://example.org/drive", **of_place("string")}
-    terms = Terms(tools=ClientTools(functions=[function("drive", parameters=named), CLOCK], choice="required"))
-    assert terms.call_of(orjson.dumps({"name": "drive", "arguments": args}).decode()).args == args
+    constraints = ResponseConstraints(
+        tools=ClientTools(functions=[function("drive", parameters=named), CLOCK], choice="required")
+    )
+    assert constraints.call_of(orjson.dumps({"name": "drive", "arguments": args}).decode()).args == args
 
 
 TWICE = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
@@ -232,5 +237,5 @@ async def test_a_form_that_nothing_can_be_compared_with_ends_the_answer(
     monkeypatch.setattr("urllib.request.urlopen", fetched.append)
     model = Model(f'{{"n": "{"a" * 60}b"}}')
     with pytest.raises(UnusableForm, match=f"^the JSON schema cannot be used: .*{trouble}"):
-        await answered(model, Terms(schema=schema))
+        await answered(model, ResponseConstraints(schema=schema))
     assert fetched == []
