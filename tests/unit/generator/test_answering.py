@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.runs import deps_of
+from support.response_runs import deps_of
 
 from services.generator import answering as module
 from services.generator.answering import Answering

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.runs import deps_of, run_of
+from support.response_runs import deps_of, run_of
 
 from services.generator.context import Conversation
 from services.generator.loop import Answer, run_agent

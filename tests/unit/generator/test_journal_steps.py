@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.runs import deps_of, run_of
+from support.response_runs import deps_of, run_of
 
 from services.generator import steps as module
 from services.generator.context import Conversation, EarlierFile, Rates

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.runs import deps_of, run_of
+from support.response_runs import deps_of, run_of
 
 from services.generator import ending, generation
 from services.generator.attachments import Wanted

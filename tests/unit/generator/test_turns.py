@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.runs import deps_of
+from support.response_runs import deps_of
 
 from services.generator.opening import wait_for_turn
 from shared.bus.keys import cancel_key
