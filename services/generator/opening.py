@@ -75,9 +75,9 @@ async def claim_response(
         steps = [machine.step(action) for action in _FIRST_ACTIONS] if starts else []
         states = [transition_entry(step) for step in steps]
         messages = [transition_message(context, caller, step) for step in steps]
-        writer = JournalWriter.begin(context.bus, *journal, states, messages)
-        if await writer.owned():
-            return build_run(deps, message, caller, writer, machine)
+        new = await JournalWriter.begin(context.bus, *journal, states, messages)
+        if new is not None:
+            return build_run(deps, message, caller, new, machine)
     try:
         writer, before = await JournalWriter.claim(context.bus, *journal)
     except JournalEnded:

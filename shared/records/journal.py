@@ -160,36 +160,22 @@ class JournalWriter:
         self._told: list[tuple[str, str, int, dict[str, Any] | None]] = []
         # large results: the entry of each, by call id
         self.large: dict[str, str] = {}
-        # the claim on its way: what it is answered, what it writes
-        self._claiming: tuple[asyncio.Future[list[Any]], tuple[Any, ...]]
-        # what is written with it: ids, types and data
+        # the entries of the claim: ids, types and data
         self.begun: list[tuple[str, EntryType, dict[str, Any]]] = []
         # told of every later entry as it is written: its id, type and data
         self.on_entry: Callable[[str, EntryType, dict[str, Any]], None] = lambda *_: None
 
     @classmethod
-    def begin(
+    async def begin(
         cls, bus: Bus, key: str, data: dict[str, Any], ttl: int, then: Items = (), messages: Sequence[Outgoing] = ()
-    ) -> JournalWriter:
-        """Writes the beginning of a journal that is expected not to be there. Whether it is this writer's, `owned`
-        says: nothing may be written before.
+    ) -> JournalWriter | None:
+        """Claim a journal that is expected to be new; return None if another writer has claimed it.
 
-        ttl: seconds after which an abandoned journal disappears. then: what follows the claim in the same step.
-        messages: published behind it.
+        ttl: seconds after which an abandoned journal disappears. then: entries written with the claim.
+        messages: published in the same write.
         """
         writer = cls(bus, key, 1, 0)
-        writer._claim([(EntryType.CLAIMED, data), *then], ttl, messages)
-        return writer
-
-    async def owned(self) -> bool:
-        """False when somebody else has claimed the journal before."""
-        claiming, written = self._claiming
-        reply, *_ = await claiming
-        try:
-            await self._check(reply, *written)
-        except Fenced:
-            return False
-        return True
+        return writer if await writer._claim([(EntryType.CLAIMED, data), *then], ttl, messages) else None
 
     @classmethod
     async def claim(
@@ -201,8 +187,7 @@ class JournalWriter:
         """
         epoch = await cls._next_epoch(bus, key)
         writer = cls(bus, key, epoch, 0)
-        writer._claim([(EntryType.CLAIMED, data)], ttl)
-        if not await writer.owned():
+        if not await writer._claim([(EntryType.CLAIMED, data)], ttl):
             raise Fenced(f"{key} belongs to another replica")
         if epoch == 1:
             return writer, []
@@ -289,8 +274,9 @@ class JournalWriter:
             extra = ("told", orjson.dumps(self._told))
         return _WRITE((self.key,), self.position, kind, now_ms(), orjson.dumps(data), *extra)
 
-    def _claim(self, items: Items, ttl: int, messages: Sequence[Outgoing] = ()) -> None:
-        # claims of the same replica at the same time must not look like each other
+    async def _claim(self, items: Items, ttl: int, messages: Sequence[Outgoing] = ()) -> bool:
+        """Write the first entries of this writer; return False if another writer has claimed the journal before."""
+        # A random value tells two claims of one replica at the same time apart.
         claim, now = os.urandom(16).hex(), now_ms()
         entries: list[Any] = []
         for kind, data in items:
@@ -299,10 +285,12 @@ class JournalWriter:
             self.begun.append((position, kind, data))
             entries += (position, kind, now, orjson.dumps(data))
         publishing = [self._bus.publishing(message) for message in messages]
-        command = _CLAIM((self.key,), ttl, claim, *entries)
-        # what else a beginning answer asks comes before
-        claiming = self._bus.link.submit([command, *publishing], True)
-        self._claiming = (asyncio.ensure_future(claiming), (*entries[:4], "claim", claim))
+        reply, *_ = await self._bus.link.pipe_raw([_CLAIM((self.key,), ttl, claim, *entries), *publishing])
+        try:
+            await self._check(reply, *entries[:4], "claim", claim)
+        except Fenced:
+            return False
+        return True
 
     async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:
         if reply is None:

@@ -33,7 +33,7 @@ KEY = journal_key("1-1", "A")
 
 async def claim(bus: Bus, owner: str, *, fresh: bool = False) -> tuple[JournalWriter, list[Any]]:
     """fresh: as who expects nothing there."""
-    if fresh and await (writer := JournalWriter.begin(bus, KEY, {"owner": owner}, 60)).owned():
+    if fresh and (writer := await JournalWriter.begin(bus, KEY, {"owner": owner}, 60)) is not None:
         return writer, []
     return await JournalWriter.claim(bus, KEY, {"owner": owner}, 60)
 
@@ -45,8 +45,8 @@ def answers(entries: list[Any]) -> list[Any]:
 async def test_a_new_journal_begins_with_everything_or_nothing(bus: Bus, raw: redis.Redis) -> None:
     begins = [(EntryType.STATE, {"to": "A"}), (EntryType.STATE, {"to": "B"})]
     said = QUERY_CANCEL.of(QueryCancel(query_id="1-1"))
-    writer = JournalWriter.begin(bus, KEY, {"owner": "r1"}, 60, begins, [said])
-    assert await writer.owned()
+    writer = await JournalWriter.begin(bus, KEY, {"owner": "r1"}, 60, begins, [said])
+    assert writer is not None
     assert writer.position == "1-3"
     assert writer.begun == [
         (f"1-{n}", kind, data) for n, (kind, data) in enumerate([(EntryType.CLAIMED, {"owner": "r1"}), *begins], 1)
@@ -56,7 +56,7 @@ async def test_a_new_journal_begins_with_everything_or_nothing(bus: Bus, raw: re
     assert 0 < raw.ttl(KEY) <= 60
     assert raw.xlen(QUERY_CANCEL.stream) == 1
     # somebody who expects nothing there finds the journal, and adds to it its claim alone
-    assert not await JournalWriter.begin(bus, KEY, {"owner": "r2"}, 60, begins).owned()
+    assert await JournalWriter.begin(bus, KEY, {"owner": "r2"}, 60, begins) is None
     other, before = await JournalWriter.claim(bus, KEY, {"owner": "r2"}, 60)
     assert ([entry.id for entry in before], other.position) == (["1-1", "1-2", "1-3"], "2-1")
     assert other.begun == [("2-1", EntryType.CLAIMED, {"owner": "r2"})]

@@ -165,8 +165,8 @@ async def test_journal_entries_sent_twice_appear_once(server: Server, bus: Bus) 
 async def test_journal_claim_sent_twice_is_made_once(server: Server, bus: Bus) -> None:
     async with far_bus(server) as (net, far):
         net.lose_next_reply()
-        writer = JournalWriter.begin(far, KEY, {"owner": "r1"}, LIFE)
-        assert await writer.owned()
+        writer = await JournalWriter.begin(far, KEY, {"owner": "r1"}, LIFE)
+        assert writer is not None
         await answer(writer, "x")
         assert net.dropped >= 1
     assert [entry.id for entry in await read_journal(bus, KEY)] == ["1-1", "1-2"]
@@ -174,8 +174,8 @@ async def test_journal_claim_sent_twice_is_made_once(server: Server, bus: Bus) -
 
 async def test_journal_start_writes_all_first_entries_or_none(bus: Bus, client: redis.Redis) -> None:
     first = [(EntryType.STATE, {"to": "A"}), (EntryType.STATE, {"to": "B"})]
-    assert await JournalWriter.begin(bus, KEY, {"owner": "r1"}, LIFE, first).owned()
-    assert not await JournalWriter.begin(bus, KEY, {"owner": "r2"}, LIFE, first).owned()
+    assert await JournalWriter.begin(bus, KEY, {"owner": "r1"}, LIFE, first) is not None
+    assert await JournalWriter.begin(bus, KEY, {"owner": "r2"}, LIFE, first) is None
     assert [entry.id for entry in await read_journal(bus, KEY)] == ["1-1", "1-2", "1-3"]
 
 
