@@ -24,11 +24,12 @@ from services.gateway.queries.query_list import listed
 from services.gateway.queries.query_shapes import Accepted, QueryPage, QueryResult, Stopping
 from services.gateway.queries.records import QueryRecord, checked_entry_id, forgotten, owned
 from services.gateway.queries.sse import Ending, EventStream, ended, ended_at, gone, is_before, journal_events
-from services.gateway.queries.view import View
+from services.gateway.queries.view import result
 from shared.bus import START
 from shared.bus.keys import journal_key
 from shared.contracts import FILES_ALONE
 from shared.records.journal import TERMINAL, read_end, read_result
+from shared.records.response_state import EMPTY, apply
 
 router = APIRouter(route_class=JsonRoute, tags=["queries"])
 
@@ -175,10 +176,11 @@ async def finished(
 
 async def shown_result(gateway: Gateway, record: QueryRecord, respondent: str) -> dict[str, Any]:
     """The result so far."""
-    view = View(record)
+    state = EMPTY
     async for entries in read_result(gateway.bus, journal_key(record.query_id, respondent)):
-        view.add(entries)
-    return view.shown()
+        for entry in entries:
+            state = apply(state, entry.typed())
+    return result(record, state)
 
 
 async def _logged(gateway: Gateway, record: QueryRecord) -> dict[str, Any]:

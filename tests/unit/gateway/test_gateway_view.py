@@ -6,25 +6,25 @@ from typing import Any
 
 import orjson
 import pytest
+from support.entries import whole
 
+from services.gateway.queries import view
 from services.gateway.queries.records import QueryRecord
-from services.gateway.queries.view import View
 from shared.records.journal import EntryType, JournalEntry
+from shared.records.response_state import replay
 
 RECORD = QueryRecord("5-0", "ann", "s", "Why?", "chat", "", accepted=1_000, deadline=901_000)
 
 
 def journal(*entries: tuple[EntryType, dict[str, Any]]) -> list[JournalEntry]:
     return [
-        JournalEntry(f"1-{number}", kind, 1_000 + number * 10, orjson.dumps(data))
+        JournalEntry(f"1-{number}", kind, 1_000 + number * 10, orjson.dumps(whole(kind, data)))
         for number, (kind, data) in enumerate(entries, 1)
     ]
 
 
 def result(record: QueryRecord, entries: list[JournalEntry]) -> dict[str, Any]:
-    view = View(record)
-    view.add(entries)
-    return view.shown()
+    return view.result(record, replay(entry.typed() for entry in entries))
 
 
 def test_a_query_without_entries_is_queued() -> None:
@@ -105,17 +105,19 @@ def test_a_cancelled_query_shows_what_had_been_written() -> None:
 
 
 def test_what_others_add_after_the_end_is_shown() -> None:
-    shown = result(
-        RECORD,
-        journal(
-            (EntryType.COMPLETED, {"answer": "A", "deliberations": [{"persona": "p"}]}),
-            (EntryType.CRITIQUE, {"score": 4}),
-            (EntryType.PAIRWISE, {"winner": "A"}),
-            (EntryType.REWARD, {"reward": 1}),
-        ),
-    )
-    assert (shown["critique"], shown["pairwise"]) == ({"score": 4}, {"winner": "A"})
-    assert shown["deliberations"] == [{"persona": "p"}]
+    said = {"persona": "p", "round": 1, "response": "Hm."}
+    late = {kind: whole(kind, {}) for kind in (EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD)}
+    entries = journal((EntryType.COMPLETED, {"answer": "A", "deliberations": [said]}), *late.items())
+    shown = result(RECORD, entries)
+    assert [shown[kind] for kind in late] == list(late.values())
+    assert shown["deliberations"] == [said]
+
+
+def test_vote_is_shown_until_it_is_withdrawn() -> None:
+    votes = [(EntryType.REWARD, {"reward": value}) for value in (1.0, -0.5, None)]
+    shown = [result(RECORD, journal((EntryType.COMPLETED, {}), *votes[:count])) for count in (1, 2, 3)]
+    assert [one.get("reward", {}).get("reward") for one in shown] == [1.0, -0.5, None]
+    assert "reward" not in shown[2]
 
 
 PHOTO, PLAN = {"id": "f1", "name": "photo.png"}, {"id": "f2", "name": "plan.png"}
