@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import orjson
+from hypothesis import given
 from support.entries import whole
+from support.runs import UNDISTURBED, Life, Plan, journal_of, lives, plans
 
 from services.gateway.openai.append_only_stream import AppendOnlyStream, TextDelta
 from shared.records.journal import EntryType, JournalEntry
@@ -73,3 +75,11 @@ def test_other_text_after_a_restart_is_a_paragraph_of_its_own() -> None:
 def test_shorter_text_after_a_restart_is_followed_by_the_next_message() -> None:
     entries = [piece(1, "one two"), restarted(2), piece(3, "one"), entry(4, EntryType.MESSAGE), piece(5, "next")]
     assert answer(*entries) == ["one two", "next"]
+
+
+@given(plan=plans, owners=lives)
+def test_takeovers_at_any_entry_send_the_same_text_when_the_model_says_the_same(plan: Plan, owners: list[Life]) -> None:
+    def sent(journal: list[JournalEntry]) -> tuple[str, str]:
+        return thoughts(*journal), "".join(answer(*journal))
+
+    assert sent(journal_of(plan, owners)) == sent(journal_of(plan, UNDISTURBED))
