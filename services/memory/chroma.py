@@ -35,6 +35,9 @@ R = TypeVar("R")
 
 # Records of one call: SQLite allows a bounded number of variables in a statement.
 PAGE = 500
+# Collections of one listing. perf: with 4,700 users, pages of 500 leave 58 MB
+# resident and pages of 100 leave 15 MB; both take 0.4 ms of CPU a user.
+_LISTED = 100
 # Seconds that Chroma may take for one call.
 READ_S, WRITE_S = 30.0, 120.0
 # The file by which a folder is known to be a store.
@@ -510,7 +513,7 @@ class Collections:
         """Return names and metadata of this memory's collections; a server may have others."""
         client, offset = await self._connection.client(), 0
         found = []
-        while page := await self._connection.read(client.list_collections, limit=PAGE, offset=offset):
+        while page := await self._connection.read(client.list_collections, limit=_LISTED, offset=offset):
             offset += len(page)
             found += [
                 (one.name, one.metadata)
