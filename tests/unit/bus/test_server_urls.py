@@ -46,7 +46,7 @@ def test_url_is_read_as_redis_clients_write_it(url: str, addresses: list[tuple[s
         ("redis+cluster://h:1/?colour=red", "unknown option 'colour'"),
         ("redis+sentinel://h:1/mymaster?colour=red", "unknown option 'colour'"),
         ("redis://h/?ssl_ca_certs=/nowhere", "unknown option 'ssl_ca_certs'"),
-        ("rediss://h/?ssl_ca_certs=/nowhere", "certificates that cannot be read"),
+        ("rediss://h/?ssl_ca_certs=/nowhere", "LOCAL2_REDIS_URL names a file that cannot be used"),
         ("redis+sentinel://:secret@h:1/", "name of the master"),
         ("redis+sentinel://:secret@h:1/mymaster/x", "not a number"),
     ],
