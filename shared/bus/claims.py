@@ -12,7 +12,7 @@ from shared.bus.scripts import HAND_OVER, RENEW_CLAIMS, SET_DELIVERY_COUNT, UNOW
 from shared.bus.slots import Delivery, Slots
 from shared.bus.streams import Bus, create_group_command, entries
 from shared.bus.visibility import Visibility, Watch
-from shared.errors import Fenced, TransientError
+from shared.errors import TransientError
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -28,7 +28,7 @@ class Claims:
     reclaims it only after it has itself observed the bus for that long without a gap: after an outage every claim looks
     stale, and the live replicas renew theirs first (see Watch).
 
-    certain_until: the event loop's time until which no other replica can have taken any entry that is held.
+    renewed: the event loop's time at which the last renewal of all claims began.
     reclaimable: streams with stale entries, or with entries of the unowned consumer.
     not_streams: streams whose key has another type. The other streams are read meanwhile.
     """
@@ -40,18 +40,23 @@ class Claims:
         self._visibility = visibility
         self.streams = list(streams)
         self._watch = Watch(visibility.gap_ms)
-        self.certain_until = 0.0
+        self.renewed = 0.0
         self.reclaimable: set[str] = set()
         self.not_streams: set[str] = set()
+
+    @property
+    def certain_until(self) -> float:
+        """The event loop's time until which no other replica can have taken an entry that was held at the renewal."""
+        return self.renewed + self._visibility.certain
 
     async def create_groups(self) -> None:
         """Create the groups, or find those that exist already; update `not_streams`.
 
         Raises TransientError when this user of Redis may create none and another participant has not done it yet.
         """
-        if not self.certain_until:
+        if not self.renewed:
             # Nothing is held before the first call, so there is nothing to renew.
-            self.certain_until = asyncio.get_running_loop().time() + self._visibility.certain
+            self.renewed = asyncio.get_running_loop().time()
         # A copy, because `add` appends streams meanwhile.
         streams = list(self.streams)
         created = await self._bus.heartbeat_link.pipe_raw(
@@ -73,7 +78,10 @@ class Claims:
     # ── renewing ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def renew(self, slots: Slots) -> list[Delivery]:
-        """Renew all claims; mark the deliveries whose entries were taken over as lost, and return them."""
+        """Renew all claims; mark the deliveries whose entries were taken over as lost, and return them.
+
+        Raises BusFull when Redis refuses all writes, so that no replica can renew or take over a claim.
+        """
         started = asyncio.get_running_loop().time()
         if self.not_streams:
             await self.create_groups()
@@ -86,7 +94,7 @@ class Claims:
                     # At once: its handler may end before this heartbeat, or swallow a cancellation.
                     delivery.lost = True
                     lost.append(delivery)
-        self.certain_until = started + self._visibility.certain
+        self.renewed = started
         return lost
 
     async def _renew(self, stream: str, ids: Sequence[str]) -> list[str]:
@@ -106,16 +114,6 @@ class Claims:
     def _renewal(self, stream: str, ids: Sequence[str] = ()) -> Command:
         timeout_ms = self._visibility.timeout_ms
         return RENEW_CLAIMS((stream,), self._group, self._replica, UNOWNED_CONSUMER, timeout_ms, *ids)
-
-    async def verify(self, delivery: Delivery) -> float:
-        """Renew one claim after a long pause; return the event loop's time until which it is certain.
-
-        Raises Fenced; BusFull when Redis refuses all writes, so that no replica can renew or take over a claim.
-        """
-        now = asyncio.get_running_loop().time()
-        if delivery.entry_id in await self._renew(delivery.stream, [delivery.entry_id]):
-            raise Fenced(f"{delivery.entry_id} was taken over")
-        return now + self._visibility.certain
 
     async def set_deliveries(self, delivery: Delivery, deliveries: int) -> None:
         """Store the number of deliveries that the next owner of an entry will see."""

@@ -84,6 +84,7 @@ class Consumer:
         # The streams, in the order in which the next reads take them.
         self._order = deque(self._routes)
         self._stopping = False
+        self._verifying = asyncio.Lock()
 
     @property
     def held(self) -> Mapping[tuple[str, str], Delivery]:
@@ -325,11 +326,15 @@ class Consumer:
 
     async def _verify_claim(self, delivery: Delivery) -> float:
         """Return the event loop's time until which the claim is certain. Raises Fenced and BusFull."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._claims.certain_until:
+            # One renewal for all waiting entries: one for each would take longer than the claims are certain.
+            async with self._verifying:
+                if self._claims.renewed <= now:
+                    await self._renew()
         if delivery.lost:
             raise Fenced(f"{delivery.entry_id} was taken over")
-        if asyncio.get_running_loop().time() < self._claims.certain_until:
-            return self._claims.certain_until
-        return await self._claims.verify(delivery)
+        return self._claims.certain_until
 
     async def _commit(self, delivery: Delivery, effects: Sequence[Command], certain_until: float) -> None:
         """Write effects and acknowledgement in one transaction, before the claim may be lost.
@@ -372,14 +377,18 @@ class Consumer:
 
     # ── heartbeat and leaving ────────────────────────────────────────────────────────────────────────────────
 
+    async def _renew(self) -> None:
+        """Renew all claims, and cancel the handlers of entries that were taken over."""
+        for delivery in await self._claims.renew(self.slots):
+            if delivery.task is not None and delivery.task is not asyncio.current_task():
+                log.warning("bus.claim_lost", stream=delivery.stream, entry_id=delivery.entry_id)
+                delivery.task.cancel()
+
     async def _renew_claims(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat)
             try:
-                for delivery in await self._claims.renew(self.slots):
-                    log.warning("bus.claim_lost", stream=delivery.stream, entry_id=delivery.entry_id)
-                    if delivery.task is not None:
-                        delivery.task.cancel()
+                await self._renew()
                 if over_limit := self.slots.over_limit():
                     # Not for long: claims must be renewed.
                     ended = await _cancel(over_limit, self._heartbeat / 2)
