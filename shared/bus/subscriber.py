@@ -8,13 +8,13 @@ of an event does not grow with the number of followed journals.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from shared.bus.connection import Connection
 from shared.bus.follow import Follower, StreamTailer, directly_before
-from shared.bus.redis_connection import BusConnection, read_reply
+from shared.bus.reconnecting import Reconnecting, until_first_ends
+from shared.bus.redis_connection import BusConnection, pack
 from shared.bus.replies import Command, Reply, ReplyError
 from shared.bus.scripts import FOLDER
 from shared.bus.streams import Bus, order
@@ -86,7 +86,7 @@ class JournalSubscriber(StreamTailer):
             follower.offer(at, entry, len(message))
 
 
-class _Subscription(Connection):
+class _Subscription(Reconnecting):
     """The connection that is subscribed to the channels of all followed streams, also after it reconnects."""
 
     def __init__(self, subscriber: JournalSubscriber) -> None:
@@ -96,18 +96,22 @@ class _Subscription(Connection):
         # channels that were subscribed on this connection, and those that the server has confirmed
         self._asked: set[str] = set()
         self.confirmed: set[str] = set()
+        # streams whose followers have changed since the last write
         self._changed: set[str] = set()
+        self._writable = asyncio.Event()
 
     def update(self, stream: str) -> None:
         """The followers of a stream have changed: subscribe to its channel or unsubscribe."""
         self._changed.add(stream)
         self._writable.set()
 
-    def _duties(self, connection: BusConnection) -> list[Coroutine[Any, Any, NoReturn]]:
+    async def serve(self, connection: BusConnection) -> NoReturn:
         self._asked.clear()
         self.confirmed.clear()
         self._changed.update(self._subscriber.streams())
-        return [self._subscribe(connection), self._receive(connection), self._check_alive(connection)]
+        await until_first_ends(
+            self._subscribe(connection), connection.receive(self._on_reply), self._check_alive(connection)
+        )
 
     async def _subscribe(self, connection: BusConnection) -> NoReturn:
         while True:
@@ -117,22 +121,12 @@ class _Subscription(Connection):
             commands += [("SUNSUBSCRIBE", stream) for stream in (changed & self._asked) - followed]
             self._asked = (self._asked | (changed & followed)) - (changed - followed)
             if commands:
-                await self._send(connection, commands)
+                await connection.write(pack(*commands))
             await self._writable.wait()
             self._writable.clear()
 
-    async def _send(self, connection: BusConnection, commands: list[Command]) -> None:
-        if not connection.is_connected:
-            raise ConnectionError("Redis closed the connection")
-        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-
-    async def _receive(self, connection: BusConnection) -> NoReturn:
-        while True:
-            reply = await read_reply(connection)
-            self._useful = True
-            self._take_reply(reply)
-
-    def _take_reply(self, reply: Reply) -> None:
+    def _on_reply(self, reply: Reply) -> None:
+        self.useful = True
         match reply:
             case [b"smessage", stream, message]:
                 self._subscriber.on_message(stream.decode(), message)
@@ -149,18 +143,18 @@ class _Subscription(Connection):
                 raise ConnectionError(str(reply))
             case ReplyError():
                 # A user that may not subscribe: the streams are polled.
-                self._report(str(reply), self.generation)
+                self.report(str(reply))
 
     async def _check_alive(self, connection: BusConnection) -> NoReturn:
         """Raise TimeoutError when a silent server does not answer."""
         asked = connection.received_at
         while connection.received_at >= asked:
             await asyncio.sleep(_SILENCE_S)
-            if self._loop.time() - connection.received_at >= _SILENCE_S:
-                asked = self._loop.time()
-                await self._send(connection, [("PING",)])
-                await asyncio.sleep(self._patience)
-        raise TimeoutError(f"Redis has not answered for {self._patience:g} s")
+            if self.loop.time() - connection.received_at >= _SILENCE_S:
+                asked = self.loop.time()
+                await connection.write(pack(("PING",)))
+                await asyncio.sleep(self.patience)
+        raise TimeoutError(f"Redis has not answered for {self.patience:g} s")
 
 
 @asynccontextmanager
