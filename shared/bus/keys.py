@@ -18,8 +18,6 @@ from shared.contracts import (
     SUBJECTS,
     TOOL_REQUEST,
     TOOL_RESULT,
-    TOOL_SCHEMA,
-    is_untrusted,
 )
 from shared.errors import DecodeError
 from shared.key_prefix import PREFIX
@@ -257,45 +255,6 @@ def gone_key(user_id: str, session_id: str = "") -> str:
 def _escaped(part: str) -> str:
     """Escape the colons of a part that another part may follow."""
     return part.replace("%", "%25").replace(":", "%3A")
-
-
-# Prefixes of keys that untrusted workers may write.
-_QUOTA_KINDS = tuple(
-    key.encode()
-    for key in (
-        inbox_key.pattern.partition("<")[0],
-        TOOL_SCHEMA.stream,
-        DEAD_LETTER.stream,
-        REPLICAS,
-    )
-)
-# The prefix of the request streams of tools. Only trusted participants write entries to them.
-REQUESTS = f"{TOOL_REQUEST.stream}.".encode()
-# Prefixes of keys with the name of a tool or a participant: untrusted workers may write those with an untrusted name.
-_QUOTA_KINDS_BY_NAME = tuple(
-    key.encode()
-    for key in (
-        *(family.pattern.partition("<")[0] for family in (result_key, replica_key, schema_key, starts_key)),
-        f"{TOOL_RESULT.stream}.",
-        REQUESTS.decode(),
-        once_key(DEAD_LETTER.stream, f"{TOOL_REQUEST.stream}."),
-    )
-)
-
-
-# For SCAN: all keys of this product.
-OURS = f"{PREFIX}*".encode()
-
-
-def quota_kind(key: bytes) -> bytes | None:
-    """Return the prefix of a key's kind; None for a key that no untrusted worker may write."""
-    if kind := next((kind for kind in _QUOTA_KINDS if key.startswith(kind)), None):
-        return kind
-    kind = next((kind for kind in _QUOTA_KINDS_BY_NAME if key.startswith(kind)), None)
-    if kind is None:
-        return None
-    name = re.split(rb"[:}]", key[len(kind) :], maxsplit=1)[0]
-    return kind if is_untrusted(name.decode(errors="replace")) else None
 
 
 def table() -> str:

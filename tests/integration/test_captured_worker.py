@@ -26,11 +26,11 @@ import services.generator.service
 import services.memory.service  # noqa: F401 (all scripts that there are)
 from shared.bus import Bus, Command, Consumer, Delivery, Route, Script
 from shared.bus.dead_letters import drop, replay
-from shared.bus.keys import FAMILIES, quota_kind
+from shared.bus.keys import FAMILIES
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, ToolRequest
 from shared.errors import DecodeError
 from shared.participant.janitor import Janitor
-from shared.participant.quota import _largest_above, enforce_quota
+from shared.participant.quota import _largest_above, enforce_quota, quota_kind
 from shared.participant.registry import RELEASE, Registry, ReplicaInfo, announcing
 from shared.participant.service import open_context
 from shared.participant.settings import Settings
