@@ -7,6 +7,7 @@ takes the entry over finds that this entry has the pair, and judges it. The coun
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -18,38 +19,9 @@ from shared.envelope import now_ms
 # A counterpart that is this late is not waited for; nor one that is later than journals are kept.
 _SECONDS = 3600
 
-# KEYS: pair, waiting. ARGV: respondent, answer, query id, limit, seconds, now ms, key prefix.
-# Returns both answers (A, B) to the respondent whose entry judges the pair, else nothing; then the ids given up.
-_OFFER = Script("""
-local side, other = ARGV[1], ARGV[1] == 'A' and 'B' or 'A'
-if redis.call('HGET', KEYS[1], 'closed') then return {false, false} end
-redis.call('HSETNX', KEYS[1], side, ARGV[2])
-redis.call('EXPIRE', KEYS[1], ARGV[5])
-if redis.call('HEXISTS', KEYS[1], other) == 0 then
-  redis.call('ZADD', KEYS[2], 'NX', ARGV[6], ARGV[3])
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[6] - ARGV[5] * 1000)
-  redis.call('EXPIRE', KEYS[2], ARGV[5])
-  local reply = {false, false}
-  while redis.call('ZCARD', KEYS[2]) > tonumber(ARGV[4]) do
-    local oldest = redis.call('ZPOPMIN', KEYS[2])[1]
-    redis.call('DEL', ARGV[7] .. oldest)
-    reply[#reply + 1] = oldest
-  end
-  return reply
-end
-redis.call('ZREM', KEYS[2], ARGV[3])
-redis.call('HSETNX', KEYS[1], 'judge', side)
-if redis.call('HGET', KEYS[1], 'judge') ~= side then return {false, false} end
-return {redis.call('HGET', KEYS[1], 'A'), redis.call('HGET', KEYS[1], 'B')}
-""")
-
-# Nothing more is expected of this pair. KEYS: pair, waiting. ARGV: query id, seconds.
-_CLOSE = Script("""
-redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'closed', 1)
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-return redis.call('ZREM', KEYS[2], ARGV[1])
-""")
+_SCRIPTS = Path(__file__).parent / "scripts"
+_OFFER = Script.read(_SCRIPTS / "offer_answer.lua")
+_CLOSE = Script.read(_SCRIPTS / "close_pair.lua")
 
 
 @dataclass(frozen=True, slots=True)

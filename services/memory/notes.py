@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 
 from services.memory.engram import Engram, Note, NoteKind
 from shared.bus import Bus, Command, Script, order
@@ -19,31 +20,10 @@ from shared.bus.keys import engram_key, gone_key, taken_back_key
 OWNER, DELETED = "owner", "deleted"
 _PAGE = 500
 
-# Keeps the annotation of a kind with the largest stamp. KEYS: state. ARGV: kind, stamp, note, seconds.
-# Returns who owns the engram ('' when nobody has begun to write it), or nil when it was deleted.
-_ANNOTATE = Script("""
-if redis.call('HEXISTS', KEYS[1], 'deleted') == 1 then return nil end
-local old = redis.call('HGET', KEYS[1], ARGV[1])
-if not old or string.sub(old, 1, #ARGV[2]) < ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
-redis.call('EXPIRE', KEYS[1], ARGV[4])
-return redis.call('HGET', KEYS[1], 'owner') or ''
-""")
-
-# Says that somebody is about to write the engram, unless it was deleted. KEYS: state. ARGV: user, seconds.
-_OWN = Script("""
-if redis.call('HEXISTS', KEYS[1], 'deleted') == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'owner', ARGV[1])
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-return 1
-""")
-
-# Forgets the annotations and keeps the engram from coming back. KEYS: state. ARGV: seconds.
-_DELETE = Script("""
-redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'deleted', '1')
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-return 1
-""")
+_SCRIPTS = Path(__file__).parent / "scripts"
+_ANNOTATE = Script.read(_SCRIPTS / "annotate_engram.lua")
+_OWN = Script.read(_SCRIPTS / "own_engram.lua")
+_DELETE = Script.read(_SCRIPTS / "delete_engram.lua")
 
 
 @dataclass(frozen=True, slots=True)

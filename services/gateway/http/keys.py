@@ -29,9 +29,7 @@ ADMIN = "admin"
 LINK_SECONDS = 60
 LINK_KEY_SECONDS = 7 * 86_400
 _NAME = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
-# Replaces an existing field of a hash. KEYS: hash. ARGV: field, value. Returns 1, or 0 for a missing field.
-_REPLACE = Script("if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end "
-                  "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return 1")  # fmt: skip
+_REPLACE = Script.read(Path(__file__).parent / "replace_field.lua")
 # A revoked key works at most this long on another replica.
 _CACHE_SECONDS = 2.0
 _CACHE_SIZE = 10_000
