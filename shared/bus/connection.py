@@ -158,9 +158,9 @@ class Connection(Reconnecting):
         (reply,) = await self.submit((command,), retry, block=block)
         return checked(reply)
 
-    async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:
+    async def pipe(self, commands: Sequence[Command]) -> list[Reply]:
         """Return the replies of several commands, after all were carried out. Raise the first error among them."""
-        return [checked(reply) for reply in await self.submit(commands, retry)]
+        return [checked(reply) for reply in await self.submit(commands, True)]
 
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         """Like `pipe`; errors (ReplyError) are values."""
