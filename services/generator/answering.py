@@ -8,42 +8,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
-from services.generator.ending import Cancelled, Ending, Failure, end
+from services.generator.ending import Cancelled, Ending, Failure, end, failure_of
 from services.generator.generation import generate
-from services.generator.identities import UnknownPersona
 from services.generator.opening import claim_response, deadline_of, load_past, seconds_left, wait_for_turn
-from services.generator.response_constraints import UnusableForm
 from services.generator.response_run import ResponseRun, RunDeps
+from services.generator.shadow import is_left_out
 from services.generator.watch import watched_answer
 from shared.contracts import Outgoing, QueryReceived
 from shared.envelope import Message
 from shared.llm.port import (
-    ContextOverflow,
     ModelError,
-    ModelMissing,
-    ModelRejected,
-    ModelUnavailable,
 )
 from shared.llm.preemption import background_call
-from shared.participant.sampling import one_in
 from shared.participant.tool_client import Caller
 from shared.telemetry import tracing
 from shared.telemetry.logging import get_logger
 from shared.zones import first_zone
 
 log = get_logger()
-
-_CODES: tuple[tuple[type[ModelError], str], ...] = (
-    (UnknownPersona, "unknown_persona"),
-    (UnusableForm, "bad_request"),
-    (AttachmentMissing, "attachment_missing"),
-    (AttachmentsUnavailable, "memory_unavailable"),
-    (ModelMissing, "model_missing"),
-    (ModelRejected, "model_rejected"),
-    (ContextOverflow, "context_overflow"),
-    (ModelUnavailable, "model_unavailable"),
-)
 
 
 @dataclass(slots=True)
@@ -89,7 +71,7 @@ class Answering:
         deps = self._deps
         with watched_answer(deps.context.settings, message) as watch:
             caller = self._caller(message)
-            if await self._is_left_out(message):
+            if await is_left_out(deps.context.settings, message, self._queries):
                 log.debug("query.left_out")
                 await self._leave(message)
                 return ()
@@ -129,8 +111,7 @@ class Answering:
                 raise
             running.ending = running.interrupted()
         except ModelError as exc:
-            code = next((code for kind, code in _CODES if isinstance(exc, kind)), "model_error")
-            running.ending = Failure(code, str(exc))
+            running.ending = failure_of(exc)
         finally:
             self._running.pop(message.entry_id, None)
 
@@ -140,25 +121,6 @@ class Answering:
             return contextlib.nullcontext()
         deadline = deadline_of(self._deps, message)
         return background_call(self._deps.context.bus, message.entry_id, deadline)
-
-    async def _is_left_out(self, message: Message[QueryReceived]) -> bool:
-        """Return whether the shadow skips a query: it answers a sample, and nothing while too many queries wait.
-
-        It skips plain calls, which are not the agent's, and queries with client tools: a client returns the results of
-        one respondent only.
-        """
-        settings, query = self._deps.context.settings, message.payload
-        if settings.respondent_id == "A":
-            return False
-        if query.plain or query.client_tools is not None:
-            return True
-        if message.deliveries > 1:
-            # An earlier owner may have begun it.
-            return False
-        if not one_in(settings.answer_one_in, message.entry_id):
-            return True
-        most = settings.leave_out_above
-        return most is not None and await self._queries() > most
 
     def _caller(self, message: Message[QueryReceived]) -> Caller:
         settings = self._deps.context.settings

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
 from services.generator.client_tool_calls import client_call_id
 from services.generator.compaction import Past, due
 from services.generator.context import IMAGE_TOKENS, Rates
+from services.generator.identities import UnknownPersona
 from services.generator.loop import Answer
 from services.generator.machine import IDLE
 from services.generator.opening import check_owner
 from services.generator.recall import partial_text
+from services.generator.response_constraints import UnusableForm
 from services.generator.response_run import ResponseRun
 from services.generator.results import as_observed, as_told
 from shared.bus import Command
@@ -28,6 +31,7 @@ from shared.contracts import (
     prompt_version,
 )
 from shared.envelope import now_ms
+from shared.llm.port import ContextOverflow, ModelError, ModelMissing, ModelRejected, ModelUnavailable
 from shared.records.journal import EntryType, closing, read_journal
 from shared.records.sessions import Turn
 from shared.records.steps import keeping, unanswered
@@ -63,6 +67,23 @@ class Cancelled:
 
 
 Ending = Finished | Failure | Cancelled
+
+_FAILURE_CODES: tuple[tuple[type[ModelError], str], ...] = (
+    (UnknownPersona, "unknown_persona"),
+    (UnusableForm, "bad_request"),
+    (AttachmentMissing, "attachment_missing"),
+    (AttachmentsUnavailable, "memory_unavailable"),
+    (ModelMissing, "model_missing"),
+    (ModelRejected, "model_rejected"),
+    (ContextOverflow, "context_overflow"),
+    (ModelUnavailable, "model_unavailable"),
+)
+
+
+def failure_of(error: ModelError) -> Failure:
+    """Return the failure that an error of the generation is for the client."""
+    code = next((code for kind, code in _FAILURE_CODES if isinstance(error, kind)), "model_error")
+    return Failure(code, str(error))
 
 
 async def end(run: ResponseRun, ending: Ending) -> None:

@@ -13,7 +13,7 @@ from support.services import announced, running
 from support.stack import Stage, order, respondent, shown, stage
 from support.waiting import eventually
 
-from shared.bus.keys import settings_key, waiting_key
+from shared.bus.keys import journal_key, settings_key, waiting_key
 from shared.contracts import (
     ANSWER_DIALOG,
     QUERY_RECEIVED,
@@ -22,7 +22,7 @@ from shared.contracts import (
     QueryReceived,
     SettingsUpdate,
 )
-from shared.records.journal import EntryType
+from shared.records.journal import EntryType, JournalWriter
 
 SLOW = {"respond": {"text": "You asked: <<query>>", "pace": 0.01}}
 
@@ -164,6 +164,21 @@ async def test_a_query_that_failed_gives_the_turn_to_the_next(redis_url: str) ->
 
 
 # ── respondent B ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_query_whose_journal_has_ended_only_leaves_its_queue(redis_url: str) -> None:
+    async with stage(redis_url, replicas=0) as on:
+        query_id, other = await on.ask("done", "s1"), await on.ask("other", "s1")
+        writer = await JournalWriter.begin(on.bus, journal_key(query_id, "A"), {}, 600)
+        assert writer is not None
+        # Its owner died before it acknowledged the entry.
+        await writer.append(EntryType.FAILED, {"code": "model_error", "message": "away"})
+        before = await on.journal(query_id)
+    async with stage(redis_url) as on:
+        assert await on.answer(other) == "You asked: other"
+        await on.idle()
+        assert await on.journal(query_id) == before
+        assert [r.query for r in on.server.requests] == ["other"]
 
 
 async def test_a_session_that_is_deleted_before_its_turn_comes_does_not_come_back(redis_url: str) -> None:

@@ -44,7 +44,7 @@ AREAS = {
             "services/gateway/operations": "bus_stream file_routes",
             "services/gateway/queries": "accept cancel deletion sse versions",
         },
-        "generator": {"services/generator": "answering ending generation lane loop opening response_run steps"},
+        "generator": {"services/generator": "answering ending generation lane loop opening response_run shadow steps"},
         "judging": {
             "services/critic": "critic grading judge jury pairs turns",
             "services/reward": "database export leaderboard ranking sequential service store votes",
