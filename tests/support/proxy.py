@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 class _Path:
     """One connection through the proxy. lost: its bytes are thrown away. held: it is not read."""
 
+    client: asyncio.StreamWriter
     lost: bool = False
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -105,6 +106,11 @@ class Proxy:
         for path in self._paths:
             path.lost = True
 
+    def inject(self, data: bytes) -> None:
+        """Send bytes to every client, as if they were a reply."""
+        for path in self._paths:
+            path.client.write(data)
+
     def hold_connections(self) -> None:
         """The connections that are open now are not read until `release`; they stay open, and new ones work."""
         for path in self._paths:
@@ -120,7 +126,7 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         self.connections += 1
-        path = _Path()
+        path = _Path(writer)
         path.open.set()
         self._paths.add(path)
         try:

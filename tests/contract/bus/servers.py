@@ -244,6 +244,11 @@ class Network:
         for proxy in self.proxies:
             proxy.lose_connections()
 
+    def inject(self, data: bytes) -> None:
+        """Send bytes to every client, as if they were a reply."""
+        for proxy in self.proxies:
+            proxy.inject(data)
+
     def hold_connections(self) -> None:
         """Do not read the connections that are open now until `release`; they stay open, and new ones work."""
         for proxy in self.proxies:

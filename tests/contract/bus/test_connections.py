@@ -279,6 +279,16 @@ async def test_black_holed_connection_is_replaced_in_time(timeout: float, server
     assert timeout * 0.9 <= best < 2 * timeout + 1.0
 
 
+@pytest.mark.parametrize("data", [pytest.param(b"?\r\n", id="no reply"), pytest.param(b"+OK\r\n", id="one too many")])
+async def test_connection_with_unexpected_bytes_is_replaced(data: bytes, server: Server) -> None:
+    async with network(server) as net, open_bus(net) as bus:
+        assert await call(bus, "SET", key("a"), 1) == b"OK"
+        opened = net.connections
+        net.inject(data)
+        await eventually(lambda: net.connections > opened)
+        assert await call(bus, "GET", key("a")) == b"1"
+
+
 async def test_broken_connection_buffers_are_not_carried_out(server: Server, client: redis.Redis) -> None:
     """The network holds a connection. Its commands are sent again over the next one; then the network lets go."""
     async with network(server, window=8_192) as net, open_bus(net, timeout=0.3) as bus:
