@@ -23,6 +23,12 @@ def entry_ms(entry_id: str) -> int:
     return int(entry_id.partition("-")[0])
 
 
+def order(entry_id: str) -> tuple[int, int]:
+    """Return a stream id as a value that compares as Redis compares ids."""
+    ms, _, seq = entry_id.partition("-")
+    return int(ms), int(seq or 0)
+
+
 def age_ms(entry_id: str) -> int:
     """Milliseconds since an entry was written."""
     return now_ms() - entry_ms(entry_id)

@@ -15,8 +15,9 @@ from shared.bus.follow import START, Follower, StreamTailer, next_page
 from shared.bus.replies import FULL, TOGETHER, BusFull, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.scripts import Script
 from shared.bus.slots import Delivery, Limit
-from shared.bus.streams import Bus, Entry, create_group_command, order
+from shared.bus.streams import Bus, Entry, create_group_command
 from shared.bus.subscriber import PUBLISH_ENTRY, JournalSubscriber, open_subscriber
+from shared.envelope import order
 
 __all__ = [
     "FULL",

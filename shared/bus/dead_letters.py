@@ -16,9 +16,9 @@ from shared.bus.keys import DEAD_LETTER_VERIFIED_UP_TO, once_key
 from shared.bus.replies import Command
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.slots import Delivery
-from shared.bus.streams import RETENTION, Bus, Entry, order
+from shared.bus.streams import RETENTION, Bus, Entry
 from shared.contracts import DEAD_LETTER, DeadLetter
-from shared.envelope import Envelope
+from shared.envelope import Envelope, order
 from shared.errors import DecodeError
 from shared.telemetry.logging import get_logger
 from shared.telemetry.unread import not_understood

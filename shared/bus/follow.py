@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from shared.bus.replies import ConnectionLost, ReplyError
-from shared.bus.streams import BEFORE_POISONED, Bus, Entry, drop_poisoned_ids, entries, order, size_of
+from shared.bus.streams import BEFORE_POISONED, Bus, Entry, drop_poisoned_ids, entries, size_of
+from shared.envelope import order
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
 

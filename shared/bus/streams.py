@@ -15,6 +15,7 @@ from shared.bus.replies import Command, ConnectionLost, Reply, ReplyError
 from shared.bus.scripts import DROP_EXCESS, PUBLISH_ONCE, REMOVE_IDLE_CONSUMERS, UNOWNED_CONSUMER, UNREAD, load_scripts
 from shared.bus.server import Server
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, Outgoing, Subject
+from shared.envelope import order
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -346,12 +347,6 @@ def _stream_and_length(subject: str) -> tuple[str, int | None]:
 
 _OF_A_TOOL = TOOL_RESULT.name + "."
 _EVENTS = {subject.name: subject.keep for subject in SUBJECTS if subject.kind == "event"}
-
-
-def order(entry_id: str) -> tuple[int, int]:
-    """Return a stream id as a value that compares as Redis compares ids."""
-    ms, _, seq = entry_id.partition("-")
-    return int(ms), int(seq or 0)
 
 
 def entries(reply: Reply) -> list[Entry]:

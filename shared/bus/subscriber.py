@@ -17,7 +17,8 @@ from shared.bus.reconnecting import Reconnecting, until_first_ends
 from shared.bus.redis_connection import BusConnection, pack
 from shared.bus.replies import Command, Reply, ReplyError
 from shared.bus.scripts import FOLDER
-from shared.bus.streams import Bus, order
+from shared.bus.streams import Bus
+from shared.envelope import order
 
 # Defines the function with which scripts publish an entry that they add to KEYS[1].
 PUBLISH_ENTRY = FOLDER / "publish_entry.lua"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple, TypeVar
 
-from shared.bus import order
+from shared.envelope import order
 from shared.records.events import (
     LATE,
     AnswerPiece,
@@ -115,12 +115,12 @@ class ResponseState:
     @property
     def answer(self) -> str:
         """The answer's text so far, without text that was said before a tool call."""
-        return "".join(text.text for text in self._texts(EntryType.ANSWER) if not text.said)
+        return "".join(text.text for text in self.texts(EntryType.ANSWER) if not text.said)
 
     @property
     def thinking(self) -> str:
         """The thinking of the answer so far."""
-        return "".join(text.text for text in self._texts(EntryType.THINKING))
+        return "".join(text.text for text in self.texts(EntryType.THINKING))
 
     def unfinished(self, kind: EntryType) -> str:
         """The answer's text, or its thinking, behind the last whole message."""
@@ -132,7 +132,8 @@ class ResponseState:
                 break
         return "".join(reversed(found))
 
-    def _texts(self, kind: EntryType) -> Iterator[Text]:
+    def texts(self, kind: EntryType) -> Iterator[Text]:
+        """The answer's runs of text, or its thinking; also those that were said before a tool call."""
         return (p for p in self.parts if isinstance(p, Text) and p.kind is kind and p.speaker is None)
 
     @property

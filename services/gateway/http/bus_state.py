@@ -9,8 +9,9 @@ from typing import Any
 from shared.bus import Bus, Command, ReplyError
 from shared.bus.keys import starts_key
 from shared.bus.scripts import UNREAD
-from shared.bus.streams import by_name, order
+from shared.bus.streams import by_name
 from shared.contracts import DEAD_LETTER
+from shared.envelope import order
 
 
 @dataclass(frozen=True, slots=True)

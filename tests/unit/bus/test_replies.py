@@ -17,7 +17,7 @@ from shared.bus.replies import (
     committed,
 )
 from shared.bus.scripts import Script, load_scripts
-from shared.bus.streams import order
+from shared.envelope import order
 from shared.errors import BusUnavailable
 
 
