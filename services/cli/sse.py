@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 
 from services.cli.api import Api, ApiError, unreachable
+from shared.records.events import TERMINAL
 
-TERMINAL = frozenset({"completed", "failed", "cancelled"})
 # How long a stream may stay away before the command gives up.
 PATIENCE = 60.0
 # The same for a gateway that was not there at all: it may just be starting again.

@@ -19,6 +19,8 @@ from services.cli.commands import ask
 from services.cli.terminal import Terminal
 
 ROOT = str(Path(__file__).parents[4])
+ENDED = {"thinking": "", "tool_calls": [], "usage": {}, "finish_reason": "stop", "model": "m"}
+END = f"id: 1-1\nevent: completed\ndata: {json.dumps(ENDED | {'answer': 'Paris'})}\n\n".encode()
 
 
 async def start(gateway: Any, *args: str, zone: str = "UTC") -> asyncio.subprocess.Process:
@@ -58,7 +60,7 @@ def streaming(loopback_gateway: Any, event_head: Callable[..., bytes], chunk: Ca
 
 
 async def test_an_answer_is_printed_and_the_status_is_0(streaming: Any) -> None:
-    streaming.events = [("answer", {"text": "Paris"}), ("completed", {"answer": "Paris", "model": "m"})]
+    streaming.events = [("answer", {"text": "Paris"}), ("completed", ENDED | {"answer": "Paris"})]
     assert await run(streaming, "ask", "capital?", "--session", "sess") == (0, "Paris\n", "")
     assert json.loads(streaming.requests[0].body) == {"query": "capital?", "session_id": "sess"}
 
@@ -78,7 +80,7 @@ async def test_question_has_the_zone_of_the_machine(
     streaming: Any, zone: str, sent: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", zone)
-    streaming.events = [("completed", {"answer": "Noon.", "model": "m"})]
+    streaming.events = [("completed", ENDED | {"answer": "Noon."})]
     out, err = io.StringIO(), io.StringIO()
     async with Api(streaming.settings()) as api, asyncio.timeout(30):
         shown = {"console": Terminal(file=out), "errors": Terminal(file=err)}
@@ -88,7 +90,7 @@ async def test_question_has_the_zone_of_the_machine(
 
 
 async def test_a_committee_is_asked_by_its_names_and_rounds(streaming: Any) -> None:
-    streaming.events = [("completed", {"answer": "So.", "model": "m"})]
+    streaming.events = [("completed", ENDED | {"answer": "So."})]
     assert await run(streaming, "ask", "x", "--committee", "analyst, the inner child", "--rounds", "2") == (
         0, "So.\n", "",
     )  # fmt: skip
@@ -104,10 +106,10 @@ async def test_a_committee_is_asked_by_its_names_and_rounds(streaming: Any) -> N
 
 
 async def test_json_is_one_object_with_the_ids(streaming: Any) -> None:
-    streaming.events = [("thinking", {"text": "hm"}), ("completed", {"answer": "Paris", "model": "m"})]
+    streaming.events = [("thinking", {"text": "hm"}), ("completed", ENDED | {"answer": "Paris"})]
     code, out, _ = await run(streaming, "ask", "capital?", "--json")
     assert code == 0
-    assert json.loads(out) == {"query_id": "9-0", "session_id": "sess", "answer": "Paris", "model": "m"}
+    assert json.loads(out) == {"query_id": "9-0", "session_id": "sess", **ENDED, "answer": "Paris"}
 
 
 async def test_a_failed_query_ends_with_its_sentence_and_1(streaming: Any) -> None:
@@ -185,7 +187,7 @@ async def test_a_second_ctrl_c_leaves_without_waiting(
 
 
 async def test_a_chat_keeps_its_session_until_new_and_ends_with_quit(streaming: Any) -> None:
-    streaming.events = [("answer", {"text": "Hello."}), ("completed", {"answer": "Hello."})]
+    streaming.events = [("answer", {"text": "Hello."}), ("completed", ENDED | {"answer": "Hello."})]
     code, out, err = await run(
         streaming, "chat", zone="Asia/Tokyo", typed=b"one\ntwo\n/new\nthree\n/nonsense\n\n/quit\n"
     )
@@ -201,7 +203,7 @@ async def test_a_chat_keeps_its_session_until_new_and_ends_with_quit(streaming: 
 async def test_a_chat_sits_with_a_committee_until_it_is_sent_away(
     streaming: Any, json_answer: Callable[..., bytes]
 ) -> None:
-    streaming.events = [("completed", {"answer": "Hello."})]
+    streaming.events = [("completed", ENDED | {"answer": "Hello."})]
     play = streaming.play
 
     async def play_or_list(heard: Any, writer: asyncio.StreamWriter) -> None:
@@ -248,7 +250,7 @@ async def test_why_no_answer_comes_is_said_and_it_is_waited_for(
         writer.write(event_head("9-0", "sess"))
         await writer.drain()
         await told.wait()
-        writer.write(chunk(b'id: 1-1\nevent: completed\ndata: {"answer": "Paris", "model": "m"}\n\n') + b"0\r\n\r\n")
+        writer.write(chunk(END) + b"0\r\n\r\n")
 
     loopback_gateway.play = play
     monkeypatch.setattr(ask, "QUIET", 0.01)
