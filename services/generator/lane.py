@@ -1,4 +1,4 @@
-"""Waiting for the turn in a session: its queries are answered in the order accepted, one at a time."""
+"""Waiting in a session's queue: queries of a session are answered one at a time, in the order accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.records import lanes
 from shared.records.erasing import erase, erase_entries
 from shared.records.sessions import Sessions, deletion, was_deleted
 
-# A look without being woken; a wake may be lost with its sender.
+# Seconds between two checks of the queue: a wake-up is lost if its sender dies.
 _RECHECK = 1.0
 
 
@@ -31,12 +31,12 @@ class Lanes:
             event.set()
 
     async def mine(self, session_id: str, query_id: str) -> bool:
-        """True when the query may run now."""
+        """Return whether the query is first in its queue."""
         return await lanes.turn(self._bus, session_id, self._respondent, query_id, self._context.inbox) is None
 
     async def wait(self, session_id: str, query_id: str) -> None:
-        """Returns when the query may run."""
-        # an event of its own for each waiting query: shared, the first to wake would take it from the others
+        """Wait until the query is first in its queue."""
+        # One event per query: a shared one would be cleared by the first query that wakes.
         event = asyncio.Event()
         waiters = self._waiters.setdefault(session_id, set())
         waiters.add(event)
@@ -52,15 +52,14 @@ class Lanes:
                 del self._waiters[session_id]
 
     async def leave(self, session_id: str, query_id: str) -> None:
-        """Gives the turn to the next; its replica is woken. What was written of a query that was deleted meanwhile is
-        removed."""
+        """Remove the query from its queue, wake the next one, and erase the query if it was deleted meanwhile."""
         asked = deletion(session_id, query_id)
         await self._clear(
             session_id, query_id, await lanes.leave(self._bus, session_id, self._respondent, query_id, *asked)
         )
 
     async def clear(self, session_id: str, query_id: str) -> None:
-        """Removes what was written of a query that was taken back, or whose session was deleted, meanwhile."""
+        """Erase a query that was withdrawn, or whose session was deleted, meanwhile."""
         await self._clear(session_id, query_id, await self._bus.link.pipe(deletion(session_id, query_id)))
 
     async def _clear(self, session_id: str, query_id: str, told: Sequence[Reply]) -> None:

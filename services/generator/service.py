@@ -45,7 +45,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     settings = context.settings
     queries = answering(context.bus)
     wired = settings.chat_model()
-    # what is shown comes first: the shadow waits for its turn at the model, and is broken off for a user's query
+    # Interactive queries first: the shadow's model calls wait for them, and are cancelled in their favour.
     shadow = settings.respondent_id == "B"
     model: ChatModel = PreemptibleChatModel(wired, queries, lambda: context.settings) if shadow else wired
     sessions = Sessions(context.bus)
@@ -70,7 +70,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
         answers.cancel(message.payload.query_id)
 
     context.observe(QUERY_CANCEL, cancel)
-    # who is asked something as soon as the stack is ready has all of its tools
+    # The first query of a new stack must find all tools.
     await context.registry.replicas()
     await _tell_members(context)
     await _look(context, model)
@@ -97,8 +97,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
 
 
 async def _tell_members(context: Context[GeneratorSettings]) -> None:
-    """The settings' schema names the committee members that there are, so that a wrong one is refused where it is asked
-    for."""
+    """Put the names of the personas into the settings' schema, so that the gateway refuses other names."""
     described = orjson.loads(context.presence.described)
     names = list(load_identities(context.settings.identities).personas)
     for setting in ("active_personas", "order"):
@@ -113,7 +112,7 @@ async def _watch_backend(context: Context[GeneratorSettings], model: ChatModel) 
 
 
 async def _look(context: Context[GeneratorSettings], model: ChatModel) -> None:
-    """Says in the registry which model answers and whether it can."""
+    """Write the model, and whether it is reachable, to the registry."""
     settings = context.settings
     reason = await model.reachable(settings.model)
     if reason is not None and context.facts.get("backend_reason") != reason:
@@ -139,7 +138,7 @@ async def _look(context: Context[GeneratorSettings], model: ChatModel) -> None:
 
 
 def service() -> Service[GeneratorSettings]:
-    """The participant that `LOCAL2_RESPONDENT_ID` names. Raises SettingsError for an unknown respondent."""
+    """Return the participant of `LOCAL2_RESPONDENT_ID`. Raises SettingsError for an unknown respondent."""
     respondent = os.environ.get("LOCAL2_RESPONDENT_ID", "A")
     if respondent not in PARTICIPANTS:
         raise SettingsError(f"LOCAL2_RESPONDENT_ID is {respondent!r}; it must be A or B")

@@ -1,4 +1,4 @@
-"""The steps of the agent loop on the bus: looked up in the journal, else run and recorded there."""
+"""The steps of the agent loop: each is taken from the journal, or is run and written to it."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# A stream that breaks off this often breaks off for a reason that another try does not remove.
+# After so many interruptions of one answer, another attempt will not help.
 _MAX_INTERRUPTIONS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
-# The worker's own time-out says more than ours: give its answer the time to arrive.
+# The worker's timeout message is more precise than ours: wait for it a little longer.
 _GRACE = 1.5
-# Tokens of an answer that are asked for in any case: the length of the prompt is estimated, and rather too high.
+# The least number of tokens that an answer may have: the estimated length of a prompt is rather too high.
 _LEAST_ANSWER = 256
 
 _NOTICES = {
@@ -111,7 +111,7 @@ class JournalSteps:
     ) -> Reply:
         recorded = self.run.replay.replies.get((self.scope, step))
         if recorded is not None:
-            # what follows is planned with what that call has taught
+            # Later prompts are planned with the rates that this reply has measured.
             rates = self.conversation.rates
             self.conversation.rates = Rates(recorded.ratio or rates.ratio, recorded.image_tokens or rates.image)
             return recorded
@@ -123,7 +123,7 @@ class JournalSteps:
         deferred_until = clock() + (seconds if self.max_deferral_s is None else min(seconds, self.max_deferral_s))
         while True:
             facts = await self._facts()
-            # where both are asked for at once, servers refuse it or never call a tool
+            # With tools and a schema in one request, servers refuse it or never call a tool.
             form = None if schemas else form
             request, fitted = await self._request(current, schemas, facts, form, max(0.0, deferred_until - clock()))
             try:
@@ -148,7 +148,7 @@ class JournalSteps:
                     raise
                 log.warning("model.interrupted", step=step, reason=str(exc))
             except ContextOverflow as exc:
-                # most refusals say how long window and prompt are; else the history is halved until it fits
+                # Most refusals contain the lengths of window and prompt; else halve the history until it fits.
                 sent, images = characters(request.messages, request.tools), images_in(request.messages)
                 longer = self.conversation.measure(sent, exc.prompt, images)
                 smaller = (await self._facts()).context(request.num_ctx) < facts.context(request.num_ctx)
@@ -162,7 +162,7 @@ class JournalSteps:
                 pause = min(_LONGEST_PAUSE, pause * 2)
 
     async def _void_partial(self, step: int) -> None:
-        """Text of a call that nobody will finish: clients are told which."""
+        """Void the partial text of a call that an earlier owner did not finish."""
         unsettled = self.run.replay.unsettled.pop(speaker(self.labels), None)
         if unsettled is not None:
             data = {"step": step, "discard_after": unsettled, **self.labels}
@@ -187,7 +187,7 @@ class JournalSteps:
             fitted = self.conversation.fit(current, schemas, facts.context(settings.num_ctx))
         except ContextTooSmall as exc:
             raise ContextOverflow(f"{exc}; {_advice(facts, settings.num_ctx)}") from exc
-        # servers that know their window refuse an answer that could go beyond it
+        # Some servers refuse a request whose answer could exceed the window.
         left = settings.max_tokens if facts.window is None else max(_LEAST_ANSWER, facts.window - fitted.tokens)
         await self._announce_cut(fitted)
         request = ChatRequest(
@@ -222,7 +222,7 @@ class JournalSteps:
             )
 
     async def _call(self, step: int, request: ChatRequest, fitted: Fitted, window: int) -> Reply:
-        """One try. Its text is in the journal as it comes; the whole message is the checkpoint. window: tokens."""
+        """Run one attempt: write its text as it comes, then the whole message as the checkpoint. window: in tokens."""
         writer = self.run.writer
         before = writer.position
         taken = _Taken()
@@ -230,7 +230,8 @@ class JournalSteps:
         try:
             rest = await self._read(request, DeltaPump(writer, self.labels, self.run.deps.flush_timer), taken)
         except EmptyAnswer:
-            log.warning("model.silent", step=step)  # a checkpoint like any other: what to do about it is the loop's
+            # The empty message is a checkpoint as well; the agent loop decides what follows.
+            log.warning("model.silent", step=step)
         except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
             if taken.shown:
                 await writer.append(EntryType.RESTARTED, {"step": step, "discard_after": before, **self.labels})
@@ -267,8 +268,10 @@ class JournalSteps:
         return reply_of(ModelMessage(**data))
 
     async def _cut_back(self, step: int, before: str, content: str, thinking: str) -> str:
-        """The text of a model that went in circles, without the circles; clients are given it instead of what they saw.
-        before: the last entry before the call's."""
+        """Return the text of an answer without its endless repetition, and write it in place of the shown text.
+
+        before: the last entry before the call's.
+        """
         kept = without_loop(content)
         voided: tuple[EntryType, dict[str, Any]] = (EntryType.RESTARTED, {"step": step, "discard_after": before})
         again = [(EntryType.THINKING, {"text": thinking})] if thinking else []
@@ -278,7 +281,7 @@ class JournalSteps:
         return kept
 
     async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> Items:
-        """Takes what the model says; what is left to be written of it."""
+        """Collect the model's deltas in `taken`; return the entries that are still to be written."""
         stream = self.run.model.stream(request)
         try:
             async for delta in stream:
@@ -296,7 +299,7 @@ class JournalSteps:
                         refused = f"only the first {most} tool calls of a message are run"
                         taken.calls.append(delta if len(taken.calls) < most else replace(delta, error=refused))
                     case Notice(code):
-                        # what a model cannot do is said in a conversation's first answer
+                        # Only the first answer of a conversation has notices about the model's abilities.
                         if self.conversation.history:
                             self.run.replay.notices.add(code)
                         await self.run.notice(code, _NOTICES[code])
@@ -307,12 +310,12 @@ class JournalSteps:
             await pump.settle()
             return pump.drain()
         except ModelError:
-            # what was said before it failed was said
+            # The client gets the text before the failure.
             await pump.settle()
             await self.run.writer.append_all(pump.drain())
             raise
         finally:
-            # of what breaks off nothing more is written
+            # After an interruption nothing more is written.
             pump.drain()
             await stream.aclose()  # type: ignore[attr-defined]
 
@@ -389,7 +392,7 @@ class JournalSteps:
                 caller=self.run.caller,
                 timeout=await tools.patience(call.name, call.args, settings.tool_limit, settings.tool_timeout),
                 grace=_GRACE,
-                # who writes the journal's entry is the first to ask
+                # The owner that wrote the journal's entry made the first attempt.
                 attempt=2 if again else 1,
                 token=token,
             )
@@ -418,15 +421,17 @@ async def planned_with(settings: GeneratorSettings, model: ChatModel, name: str)
 
 
 def _advice(facts: ModelFacts, wanted: int) -> str:
-    """What to do about a question that does not fit."""
+    """Return what the user can do about a question that does not fit."""
     if facts.context(wanted) < wanted:
         return "ask for less at once, start the model server with a larger context, or take a model that has one"
     return "ask for less at once or raise num_ctx"
 
 
 def _taken_of_window(sent: int, fitted: Fitted, finish: Finish) -> int:
-    """Tokens of a prompt of `sent` characters and its answer: as the server counted them, or as estimated where it did
-    not, or counted only what was not in its cache."""
+    """Return the tokens of a prompt of `sent` characters and its answer.
+
+    The server's count, or the estimate if the server counts nothing, or only tokens outside its cache.
+    """
     counted = finish.prompt_tokens or 0
     return (counted if sent <= MOST_RATIO * counted else fitted.tokens) + (finish.completion_tokens or 0)
 
@@ -436,7 +441,7 @@ _UNFINISHED = Finish("stop", None, None, "")
 
 @dataclass(slots=True)
 class _Taken:
-    """What one model call has given so far."""
+    """The deltas of one model call so far."""
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""One answer as a span (OpenTelemetry's `invoke_agent`) and in the counters."""
+"""The span (OpenTelemetry's `invoke_agent`) and the counters of a response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.telemetry.spans import NOTHING, Span
 
 
 class Watch:
-    """Told how the answer ended. The block is the answer; what it asks of others belongs to its span."""
+    """A block for one response: its span is the parent of the spans of model and tool calls."""
 
     def __init__(self, span: Span, query_id: str) -> None:
         self._span = span

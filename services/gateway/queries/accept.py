@@ -1,4 +1,4 @@
-"""Taking a query: limits, the session, a place in its lane, the bus. After that it is not lost."""
+"""Accepting a query: limits, its session, its place in the session's queue, the bus. An accepted query is not lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONCE = (
     "repeat after the query was deleted, with its session or alone (410)"
 )
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-# A request may come again as long as its first one is under way; no retention is shorter than that.
+# The least seconds for which a query's record and key are stored: a client repeats a request within this time.
 _ONCE_AT_LEAST = 60
 # Fields of every canonical request. Another field is in it only if it is set: then a request without the field stays
 # the same when an update adds the field.
@@ -63,7 +63,7 @@ class Ask(AcceptedQuery):
 
     @property
     def whole(self) -> bool:
-        """Whether the text of the answer counts only as a whole, because its form is looked at before."""
+        """Whether the answer is shown only when it is complete, because its form is validated before."""
         return self.answer_schema is not None or (self.client_tools is not None and self.client_tools.choice != "auto")
 
     def canonical(self) -> bytes:
@@ -78,7 +78,7 @@ class Ask(AcceptedQuery):
             # Other facts about a file may change between a request and its repeat.
             said["attachments"] = [{k: one[k] for k in ("id", "name") if k in one} for one in self.attachments]
         if self.given:
-            # the same question in another form of request is told in another form
+            # The answer to another kind of request has another form.
             said["given"] = self.given
         return orjson.dumps(said, default=BaseModel.model_dump, option=orjson.OPT_SORT_KEYS)
 
@@ -89,7 +89,7 @@ class Ask(AcceptedQuery):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who asks, and the headers that matter. Raises ApiError 400 for a malformed Idempotency-Key."""
+    """The user of a request, and its headers. Raises ApiError 400 for a malformed Idempotency-Key."""
 
     principal: Principal
     idempotency_key: str | None = None
@@ -101,12 +101,12 @@ class Origin:
 
     @property
     def once(self) -> str:
-        """The name of what is asked once, of a request with a key."""
+        """The once-key of a request with an Idempotency-Key."""
         return digest(f"{self.principal.user_id}\n{self.idempotency_key}")
 
     @property
     def trace(self) -> str:
-        """The span of this request when traces are on; else what the client says, or a new trace."""
+        """The span of this request if tracing is on; else the client's trace context, or a new one."""
         if here := tracing.current():
             return here
         if self.traceparent is not None and tracing.well_formed(self.traceparent):
@@ -121,7 +121,7 @@ async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
     """
     record = await _once(gateway, origin, ask)
     if ask.instead_of is not None:
-        # behind its acceptance, so that nothing is lost by a question that is refused
+        # After the acceptance: a refused query must not remove anything.
         async with gateway.reachable(extra=STEP):
             await supersede(gateway, record, ask.instead_of)
     return record
@@ -133,7 +133,7 @@ async def _once(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
             return await _admitted(gateway, origin, ask, os.urandom(16).hex(), str(uuid.uuid4()))
         if (before := await _asked_before(gateway, origin, ask)) is not None:
             return before
-        # a repeat after a crash must come to the same session too
+        # A repeat after a crash must get the same session.
         once = origin.once
         return await _admitted(gateway, origin, ask, once, str(uuid.uuid5(_NAMESPACE, once)))
 
@@ -152,7 +152,7 @@ async def _asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryReco
 
 
 def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
-    """The query as its chat is set; what it says itself stays."""
+    """Return the query with the settings of its session, except for fields that it sets itself."""
     options = {**({} if settings.temperature is None else {"temperature": settings.temperature}), **(ask.options or {})}
     return ask.model_copy(
         update={
@@ -178,7 +178,7 @@ def _same(earlier: QueryRecord | None, asked: str) -> QueryRecord:
 
 
 async def _check_personas(gateway: Gateway, personas: Sequence[str]) -> None:
-    """Refuses at once what no live generator knows; without one, the generator will say it."""
+    """Raise ApiError 400 for a persona that no live generator has. Without a live generator accept any name."""
     live = await gateway.context.registry.live("generator")
     known = {persona for info in live for persona in info.facts.get("personas", ())}
     keys = {persona_key(persona) for persona in known}
@@ -228,12 +228,12 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
         if known is not None:
             ask = with_settings(ask, ChatSettings.of(known.settings))
             if known.tip:
-                # from here on what is said last is shown
+                # From this query on the newest turn is shown.
                 await gateway.sessions.change(known, tip="")
     elif ask.messages is None or ask.kept is not None:
         random = origin.idempotency_key is None
         if not random:
-            # somebody may have taken the name that follows from a user and an Idempotency-Key
+            # The name is derived from the user and the key: a client of another user may have taken it.
             session_id = await open_session(gateway, origin.principal, session_id, title)
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
     record = QueryRecord("", user, session_id, ask.query, ask.mode, asked, ask.given, after)
@@ -262,7 +262,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, asked: str, once: 
         session_id=session_id if ask.messages is None or ask.kept is not None else ask.about,
         respondents=[] if ask.messages is not None else ["A", "B"] if shadows else ["A"],
         limit=settings.max_session_backlog,
-        # a session of such a name is nobody else's: it is made in the same write
+        # No other user can have a session of a random name, so it is made in the same write.
         also=gateway.sessions.making(session_id, user, title) if random and ask.messages is None else (),
     )
     if found is None:

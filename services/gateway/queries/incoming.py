@@ -1,4 +1,4 @@
-"""Conversations that come from another product: their place here, and what makes a second import change nothing."""
+"""Importing conversations of other products. A second import of the same conversation changes nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shared.bus import order
 from shared.contracts import MAX_QUERY_CHARS
 from shared.records.session_records import SessionRecord, TurnRecord, write_sessions
 
-# Redis counts the entries of a millisecond from 0: no query of our own has such a number, so that nothing that is kept
-# of a query can be reached, or removed, by the name of a turn that was imported.
+# Sequence numbers of imported turns. Redis counts the entries of a millisecond from 0, so no query of ours has such a
+# number: the id of an imported turn cannot reach or remove anything of a query.
 _FIRST, _LAST = 1_000_000_000, 9_999_999_999
 MOST_SESSIONS, MOST_TURNS = 200, 5_000
 
@@ -60,10 +60,10 @@ class IncomingSessions(Body):
 
 
 async def take_in(gateway: Gateway, user: Principal, sessions: Sequence[IncomingSession]) -> list[dict[str, object]]:
-    """Adds the turns that are not there yet; what became of each session.
+    """Add the turns that are missing; return the result for each session.
 
-    `different`: it has turns of an import that this one does not have (another branch was chosen since, say). Nothing
-    of it is changed then: the turns of two histories would be one.
+    `different`: the session has imported turns that this import lacks, for example after another branch was chosen.
+    It stays unchanged, because two histories would be mixed.
     """
     told: list[dict[str, object]] = []
     for session in sessions:
@@ -71,7 +71,7 @@ async def take_in(gateway: Gateway, user: Principal, sessions: Sequence[Incoming
         name = known.session_id if known else session.session_id
         added, name = await _write(gateway, user, name, session)
         if added == -1:
-            # the name is another user's: as with every name that a client chooses
+            # Another user has a session of this name, as can happen with every name that a client chooses.
             added, name = await _write(gateway, user, aside(user, session.session_id), session)
         state: State = "different" if added is None else "added" if added else "there"
         told.append({"session_id": name, "state": state, "turns_added": added or 0, "turns": len(session.turns)})
@@ -79,7 +79,7 @@ async def take_in(gateway: Gateway, user: Principal, sessions: Sequence[Incoming
 
 
 async def _write(gateway: Gateway, user: Principal, name: str, session: IncomingSession) -> tuple[int | None, str]:
-    """(turns added, -1 for another user's session, None for one that is different; where)."""
+    """Return the number of turns added (-1: another user's session, None: `different`) and the session's id."""
     record = _record(user, name, session)
     ours = {turn.query_id for turn in record.turns["A"]}
     info = await gateway.sessions.info(name)
@@ -111,6 +111,6 @@ def _record(user: Principal, name: str, session: IncomingSession) -> SessionReco
 
 
 def _name(turn: IncomingTurn) -> str:
-    """The same turn has the same name in every import."""
+    """Return the id of a turn, which is the same in every import."""
     said = sha256(f"{turn.time}\0{turn.query}\0{turn.answer}".encode()).digest()
     return f"{turn.time}-{_FIRST + int.from_bytes(said[:8]) % (_LAST - _FIRST)}"

@@ -1,4 +1,4 @@
-"""What the gateway keeps of an accepted query: whose it is and until when it must be answered."""
+"""The record of an accepted query, with its user and its deadline, and the sessions of a user."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from shared.errors import BusUnavailable
 from shared.records.lanes import number, pairs
 from shared.records.sessions import SessionInfo
 
-# What Redis takes as a stream id, with room for the arithmetic on it.
+# Stream ids that Redis accepts, with room for arithmetic.
 _ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
 _QUERY_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,10}")
-# A name that is kept for one user.
+# The end of a session's name that is reserved for one user.
 _ASIDE = re.compile(r"@[0-9a-f]{64}$")
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """`accepted` and `deadline` are in ms since the epoch, by the clock of the bus, which says them.
+    """The record of an accepted query.
 
     asked: the digest of the whole request.
-    given: what else the route keeps of the request, as JSON.
-    after: the newest turn that was not accepted after this query is the one before it; empty: the newest of all.
+    given: what else the route stores of the request, as JSON.
+    after: the previous turn is the newest that was not accepted after this one; empty: the newest of all.
+    accepted, deadline: in ms since the epoch, by the clock of the bus.
     """
 
     query_id: str
@@ -65,7 +66,7 @@ async def load(gateway: Gateway, query_id: str) -> QueryRecord | None:
 
 
 async def forgotten(gateway: Gateway, query_id: str) -> bool:
-    """True when nothing is kept of a query any more: its session was deleted, or Redis lost its data."""
+    """Return whether a query's record is gone: its session was deleted, or Redis lost its data."""
     try:
         async with gateway.reachable():
             return not await gateway.bus.link.call("EXISTS", record_key(query_id))
@@ -74,8 +75,7 @@ async def forgotten(gateway: Gateway, query_id: str) -> bool:
 
 
 async def owned(gateway: Gateway, principal: Principal, query_id: str, what: str = "query") -> QueryRecord:
-    """The user's own query. `what`: the client's word for it. Raises ApiError 404 for every other one, existing or
-    not."""
+    """Return the user's own query. Raises ApiError 404 for all others, existing or not. what: the word in the error."""
     record = await load(gateway, query_id) if is_query_id(query_id) else None
     if record is None or record.user_id != principal.user_id:
         raise not_found(f"{what}, or its time of keeping is over")
@@ -83,29 +83,29 @@ async def owned(gateway: Gateway, principal: Principal, query_id: str, what: str
 
 
 def checked_entry_id(value: str | None, name: str) -> str | None:
-    """A stream entry id as given by a client. Raises ApiError 400."""
+    """Return a client's stream entry id. Raises ApiError 400 for a malformed one."""
     if value is None or _ENTRY_ID.fullmatch(value):
         return value
     raise ApiError(400, "bad_event_id", f"{name} must be the id of an event, like 1-15")
 
 
 async def own_session(gateway: Gateway, principal: Principal, name: str) -> SessionInfo | None:
-    """The user's session of that name; None when there is none.
+    """Return the user's session of that name; None if there is none.
 
-    Names are chosen by clients, and nobody can keep one from another: where it is another user's already, this user's
-    session is kept under a name made of both, which nobody else can open.
+    Clients choose names. If another user has the name already, this user's session is stored under a name made of both,
+    which no other user can open.
     """
     found = await asyncio.gather(gateway.sessions.info(aside(principal, name)), gateway.sessions.info(name))
     return next((info for info in found if info is not None and info.user_id == principal.user_id), None)
 
 
 async def open_session(gateway: Gateway, principal: Principal, name: str, title: str) -> str:
-    """The id under which the user's session of that name is kept; it is made if it is new."""
+    """Return the id of the user's session of that name; create a missing session."""
     return (await opened(gateway, principal, name, title))[0]
 
 
 async def opened(gateway: Gateway, principal: Principal, name: str, title: str) -> tuple[str, SessionInfo | None]:
-    """The same, with the session as it was before; None of a new one."""
+    """Return the same id, and the session as it was before; None if it is new."""
     known, other = await own_session(gateway, principal, name), aside(principal, name)
     usual = [other] if _ASIDE.search(name) else [name, other]
     for session_id in [known.session_id] if known else usual:
