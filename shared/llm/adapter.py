@@ -47,15 +47,15 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# How long a model is remembered to lack something: it may be pulled again with another template.
+# Seconds for which a lacking ability of a model is remembered: it may be pulled again with another template.
 _REMEMBERED = 600.0
-# How long text is kept back that may be a call, in seconds.
+# Seconds for which text is held back because it may be a tool call.
 HELD_SECONDS = 30.0
-# How long the end of a connection is waited for behind that of the answer, in seconds.
+# Seconds to wait for the end of the connection after the end of the answer.
 BEHIND = 1.0
-# Of thoughts, how much of the end is looked through for a call.
+# Characters at the end of the thoughts in which a tool call is searched.
 _THOUGHTS_READ = 8_000
-# What a call's id may take, in characters: it goes back to the model server with each later request.
+# Characters of a call's id, which each later request sends back to the model server.
 _LONGEST_ID = 256
 _BLANK_LINES = re.compile(r"(?:[^\S\n]*\n)+")
 _LOOPS = "the model repeated itself without end and was stopped; ask in other words, or take another model"
@@ -73,19 +73,21 @@ class RawCall:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The backend is there and works on the answer, but no token of it has come."""
+    """A sign of life without a token: the backend works on the answer."""
 
 
 P = TypeVar("P")
 WireEvent = TextDelta | ThinkingDelta | RawCall | Finish | Alive
-# What one line says: text as it came, with what it is, because there is one for every token.
+# perf: text is a plain tuple, because there is one for every token.
 Said = tuple[type[TextDelta] | type[ThinkingDelta], str] | RawCall | Finish
 _EMPTY = (TextDelta(""), ThinkingDelta(""))
 
 
 def merged(said: Iterable[Said]) -> Iterator[WireEvent]:
-    """What lines say, neighbouring texts as one: what has arrived together is handled together. At least one, so that
-    whatever has arrived tells that the backend is alive; what `said` raises comes after the text before it."""
+    """Yield the events of lines that arrived together, with neighbouring texts joined.
+
+    At least one event, because every line is a sign of life. An error of `said` is raised after the text before it.
+    """
     kind: type[TextDelta] | type[ThinkingDelta] = TextDelta
     texts: list[str] = []
     spoken, broken = False, None
@@ -120,8 +122,11 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 async def following(parts: AsyncIterator[P], until: float | None, *broken: type[Exception]) -> P | None:
-    """The next part of an answer, or None at its end. until: loop time up to which that is waited for, of an answer
-    that is whole: counts of its tokens come in time or not at all, and its connection ends as it will (`broken`)."""
+    """Return the next part of an answer, or None at its end.
+
+    until: for a complete answer, the loop time until which to wait for its token counts. The errors `broken` of the
+    connection are then ignored.
+    """
     if until is None:
         return await anext(parts, None)
     with contextlib.suppress(TimeoutError, *broken):
@@ -134,14 +139,15 @@ class Wire(Protocol):
     """One backend's protocol."""
 
     def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
-        """One request. An empty TextDelta stands for a token that cannot be shown yet; Finish comes last, and is
-        missing when the stream was incomplete. `wish` False: say nothing about thinking, the model does not take it.
-        Raises ModelError; closing the generator closes the connection.
+        """Yield the events of one request. Raises ModelError. Closing the generator closes the connection.
+
+        An empty TextDelta is a token that cannot be shown yet. Finish is last, and is missing in an incomplete stream.
+        wish: whether the request may contain options about thinking.
         """
         ...
 
     async def facts(self, model: str) -> ModelFacts:
-        """What the backend says of the model now. Raises ModelError when it is not there or does not have it."""
+        """Return the backend's current facts of the model. Raises ModelError if the backend or the model is missing."""
         ...
 
     async def aclose(self) -> None: ...
@@ -150,7 +156,7 @@ class Wire(Protocol):
 class WiredChatModel:
     """A chat model (see `shared.llm.port.ChatModel`) over a wire.
 
-    `provider`: whose model it is, as traces name it.
+    provider: the provider's name in traces.
     """
 
     def __init__(self, wire: Wire, provider: str = "") -> None:
@@ -158,7 +164,7 @@ class WiredChatModel:
         self._provider = provider
         self._lacking: dict[tuple[str, Ability], float] = {}
         self._discovered = Discovered(wire.facts)
-        # The tools of the last request, and their form in the request: they change seldom, and conversion costs time.
+        # perf: the tools of the last request and their converted form. They change seldom, and conversion takes long.
         self._tools: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = ((), ())
         # Names of tools whose broken references have been logged.
         self._reported: set[str] = set()
@@ -243,7 +249,7 @@ class WiredChatModel:
         return await self._discovered.facts(model)
 
     async def look(self, model: str) -> ModelFacts:
-        """What the backend says of the model now. Raises ModelError when it is not there or does not have it."""
+        """Return the backend's current facts of the model. Raises ModelError if the backend or the model is missing."""
         return await self._discovered.renewed(model)
 
     async def reachable(self, model: str) -> str | None:
@@ -262,7 +268,7 @@ class WiredChatModel:
         return frozenset(ability for ability in ABILITIES if self._lacking.get((model, ability), -math.inf) > since)
 
     async def _watched(self, request: ChatRequest, wish: bool) -> AsyncGenerator[WireEvent, None]:
-        """The wire's events, as long as they keep coming."""
+        """Yield the wire's events. Raises an error when they stop."""
         clock = asyncio.get_running_loop().time
         begun = False
         until = clock() + request.first_token_timeout
@@ -280,7 +286,7 @@ class WiredChatModel:
                     raise ModelUnavailable(f"the model did not begin to answer within {waited}") from None
                 yield event
                 if isinstance(event, Finish):
-                    # the answer is whole, whatever becomes of its connection: of use again when it ends in time
+                    # The answer is complete. A connection that ends in time can be used again.
                     with contextlib.suppress(ModelError, TimeoutError):
                         async with asyncio.timeout(BEHIND):
                             async for _ in events:
@@ -294,11 +300,11 @@ class WiredChatModel:
 
 
 class _Answer:
-    """One attempt: raw events in, clean deltas out. `think`: whether thoughts were asked for."""
+    """One attempt: raw events in, clean deltas out. think: whether the request asks for thinking."""
 
     def __init__(self, request: ChatRequest, *, think: bool) -> None:
         self._think = think
-        # tools that the model cannot be offered any more are known all the same: it may print their calls
+        # All tools of the caller's request: a model without tool support may print their calls.
         current = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
         # A model may print a call under an older name of a tool.
         older = {name: current[tool] for name, tool in TOOL_ALIASES.items() if tool in current}
@@ -345,7 +351,7 @@ class _Answer:
         yield from self._shown(self._flush())
 
     def stopped(self) -> Iterator[Delta]:
-        """The rest, after the model was stopped; no Finish when there was nothing but thoughts."""
+        """Yield the rest after the model was stopped; no Finish if there were only thoughts."""
         yield from self._shown(self._cleaner.finish(cut=True))
         if self.said_something:
             yield Finish("loop", None, None, self._model)
@@ -354,14 +360,14 @@ class _Answer:
         yield from self._shown(self._cleaner.finish(cut=cut))
         thoughts = "".join(self._thoughts)
         if not self.said_something and not cut:
-            # some models forget to end their thoughts before they call
+            # Some models call a tool before the end marker of their thoughts.
             yield from self._shown(thought_calls(thoughts[-_THOUGHTS_READ:], self._offered))
         if not self.said_something and not self._think and thoughts.strip():
-            # parsers that wait for the end of thoughts take an answer without any for one
+            # Some servers return an answer without thoughts as thoughts, because no end marker came.
             yield from self._shown(iter((TextDelta(thoughts),)))
 
     def _flush(self) -> Iterator[Piece]:
-        """What has been kept back for too long because it may be a call."""
+        """Yield text that has been held back for too long."""
         if not self._cleaner.is_buffering:
             self._buffered_since = None
         elif self._buffered_since is None:
@@ -400,7 +406,7 @@ class _Answer:
         return ToolCall(self._id(given), name, args if error is None else {}, error)
 
     def _id(self, given: str | None) -> str:
-        """The backend's id, unless it is missing, was given before in this answer, or is longer than any id is."""
+        """Return the backend's id; a new one if it is missing, repeated in this answer, or too long."""
         usable = given and len(given) <= _LONGEST_ID and given not in self._ids
         name = given if given and usable else f"call_{uuid.uuid4().hex[:12]}"
         self._ids.add(name)
@@ -408,5 +414,5 @@ class _Answer:
 
 
 def _question(request: ChatRequest) -> str:
-    """The newest message of the user."""
+    """Return the newest message of the user."""
     return next((str(m.get("content") or "") for m in reversed(request.messages) if m["role"] == "user"), "")

@@ -1,6 +1,6 @@
-"""The one place that knows which adapter belongs to which backend.
+"""Opening a model by the name of its backend.
 
-A backend's package is imported only when it is chosen: an idle participant should not carry three of them in memory.
+Only the package of the chosen backend is imported: three of them take too much memory in an idle participant.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from shared.llm.observed import ObservedEmbeddings
 
 Backend = Literal["ollama", "openai", "google_genai"]
 
-# Between two looks at a participant's model server: less than the five seconds after which uvicorn, and vLLM with it,
-# closes an idle connection, so that one connection serves all of them.
+# Seconds between two checks of a model server. uvicorn, and so vLLM, closes an idle connection after five seconds; a
+# shorter pause lets all checks use one connection.
 LOOK_SECONDS = 4.0
 
-# As OpenTelemetry's GenAI conventions call them; a server that speaks OpenAI's protocol is not told apart.
+# Names of OpenTelemetry's GenAI conventions. All servers with OpenAI's protocol have the same name.
 PROVIDERS: dict[Backend, str] = {"ollama": "ollama", "openai": "openai", "google_genai": "gcp.gemini"}
 
 
@@ -31,11 +31,11 @@ def open_chat_model(
     keep_alive: str | None = None,
     ca_file: Path | None = None,
 ) -> WiredChatModel:
-    """A chat model; close it with `aclose`. No connection is made before the first call.
+    """Return a chat model; close it with `aclose`. The first call opens the connection.
 
-    base_url: None means the backend's usual address (for Ollama also a host or host:port, as in OLLAMA_HOST).
-    ca_file: certificates in PEM form that the server's is checked against, beside the usual ones.
-    keep_alive: how long Ollama keeps the model loaded (`5m`, `-1` for ever); other backends have no such thing.
+    base_url: None: the backend's default address (for Ollama also a host or host:port, as in OLLAMA_HOST).
+    ca_file: further trusted certificates in PEM form.
+    keep_alive: how long Ollama keeps the model loaded (`5m`, `-1` for ever); other backends ignore it.
     """
     wire: Wire
     match backend:
@@ -65,7 +65,7 @@ def open_embedding_model(
     keep_alive: str | None = None,
     ca_file: Path | None = None,
 ) -> ClosableEmbeddingModel:
-    """An embedding model over the same backends; close it with `aclose`."""
+    """Return an embedding model of the same backends; close it with `aclose`."""
     model: ClosableEmbeddingModel
     match backend:
         case "ollama":
