@@ -17,15 +17,12 @@ from support.services import announced, running
 from support.stack import Client
 from support.waiting import eventually
 
-from services.critic import service as critic_service
-from services.critic import turns
-from services.critic.critic import Critic
-from services.critic.judge import Judge
 from services.critic.pairs import Half, Pairs
+from services.critic.rubrics import load_rubrics
 from services.critic.service import app
 from services.critic.settings import CriticSettings
 from shared.bus import Bus
-from shared.bus.keys import PAIRS_WAITING, grade_key, journal_key, pair_key, schema_key, settings_key
+from shared.bus.keys import PAIRS_WAITING, grade_key, journal_key, pair_key, schema_key, settings_key, verdict_key
 from shared.contracts import (
     AGENT_TRANSITION,
     CRITIQUE_RESULT,
@@ -394,34 +391,28 @@ async def _left(on: Court, number: int) -> bool:
     return len(told) == number
 
 
-async def test_a_second_critic_takes_its_part_of_what_waits_and_what_a_stopped_one_held(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turns, "_AHEAD", 0)
-    monkeypatch.setattr(critic_service, "_TEND_SECONDS", 0.1)
+async def test_a_second_critic_takes_its_part_of_what_waits_and_what_a_stopped_one_held(redis_url: str) -> None:
     async with court(redis_url) as on:
         async with busy(on):
-            await on.submit(*(generation(f"{n}-1") for n in range(1, 13)))
-            await in_line(on, 12)
+            await on.submit(*(generation(f"{n}-1") for n in range(1, 141)))
+            await in_line(on, 140)
             async with running(app, on.settings):
 
                 async def shared() -> bool:
                     told = await Registry(on.bus, 0.0).replicas(fresh=True)
-                    return sorted(info.in_flight for info in told if info.participant == "critic") == [6, 6]
+                    return sorted(info.in_flight for info in told if info.participant == "critic") == [6, 134]
 
-                await eventually(shared, 20, "each holds half of them")
-                rows = await on.bus.link.call("XPENDING", RESPONSE_GENERATION.stream, "critic", "-", "+", 20)
+                # A replica holds its half and 64 more.
+                await eventually(shared, 20, "the second one holds the rest")
+                rows = await on.bus.link.call("XPENDING", RESPONSE_GENERATION.stream, "critic", "-", "+", 200)
                 # what was handed back was not tried before
                 assert max(deliveries for *_, deliveries in rows) <= 1
-            await in_line(on, 12)
+            await in_line(on, 140)
         await on.settled()
-        assert sorted(one.query_id for one in await on.critiques()) == sorted(f"{n}-1" for n in range(1, 13))
+        assert sorted(one.query_id for one in await on.critiques()) == sorted(f"{n}-1" for n in range(1, 141))
 
 
-async def test_what_has_waited_too_long_for_a_grade_is_left_ungraded_and_counted(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(critic_service, "LOOK_SECONDS", 0.1)
+async def test_what_has_waited_too_long_for_a_grade_is_left_ungraded_and_counted(redis_url: str) -> None:
     async with Bus(redis_url, "test/before") as bus:
         said = RESPONSE_GENERATION.of(generation("1-1"), correlation_id="1-1")
         xadd, stream, _, *fields = bus.publishing(said)
@@ -473,23 +464,25 @@ async def test_an_answer_delivered_twice_is_graded_and_compared_once(redis_url: 
         assert len(await on.verdicts()) == 1
 
 
-async def test_a_critic_that_dies_in_the_middle_of_a_comparison_leaves_the_pair_to_its_successor(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare = Critic._compare
-    died = asyncio.Event()
+async def broken_off(on: Court, times: int = 1) -> None:
+    """Returns when the handling of answers has failed so often."""
 
-    async def dies_once(self: Critic, *args: Any) -> bool:
-        if not died.is_set():
-            died.set()
-            raise RuntimeError("killed")
-        return await compare(self, *args)
+    async def failed() -> bool:
+        actions = [one.action for one in await on.published(AGENT_TRANSITION) if one.agent == "critic"]
+        return actions.count("FAIL") >= times
 
-    monkeypatch.setattr(Critic, "_compare", dies_once)
+    await eventually(failed, 20, f"handling fails {times} times")
+
+
+async def test_comparison_that_failed_halfway_is_made_by_the_next_delivery(redis_url: str, raw: redis.Redis) -> None:
     async with court(redis_url) as on:
+        # A value of another type in the place of the verdict makes every comparison fail.
+        raw.rpush(verdict_key("1-1"), "damaged")
         await on.submit(generation("1-1"), generation("1-1", "B"))
+        await broken_off(on)
+        assert await on.verdicts() == []
+        raw.delete(verdict_key("1-1"))
         await on.settled()
-        assert died.is_set()
         assert len(await on.verdicts()) == 1
         assert len(await on.critiques()) == 2
 
@@ -556,47 +549,34 @@ async def test_a_history_that_the_client_gave_is_told_to_the_judge(redis_url: st
     assert "nothing for a judge" not in prompt
 
 
-async def test_a_verdict_is_the_same_after_a_crash_and_asked_for_once(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close = Pairs.close
-    died = asyncio.Event()
-
-    async def dies_once(self: Pairs, query_id: str) -> None:
-        if not died.is_set():
-            died.set()
-            raise RuntimeError("killed after the verdict was published")
-        await close(self, query_id)
-
-    monkeypatch.setattr(Pairs, "close", dies_once)
-    async with court(redis_url) as on:
-        await on.submit(generation("1-1"), generation("1-1", "B"))
-        await on.settled()
-        comparisons = [r for r in on.server.requests if "###Response B:" in r.query]
-        assert died.is_set()
-        assert len(await on.verdicts()) == 1
-    assert len(comparisons) == 2
+def comparisons(on: Court) -> int:
+    """How often the judge was asked to compare."""
+    return sum("###Response B:" in request.query for request in on.server.requests)
 
 
-async def test_a_grade_is_the_same_after_a_crash_and_asked_for_once(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish = Critic._publish_grade
-    deaths = 0
-
-    async def dies_twice(self: Critic, message: Any, grade: Any, prompt: Any = None) -> None:
-        nonlocal deaths
-        if deaths < 2:
-            deaths += 1
-            raise RuntimeError("killed before the grade was published" if deaths == 1 else "and again")
-        await publish(self, message, grade, prompt)
-
-    monkeypatch.setattr(Critic, "_publish_grade", dies_twice)
+async def test_verdict_stored_before_a_failure_is_published_once(redis_url: str, raw: redis.Redis) -> None:
     async with court(redis_url) as on:
         await on.submit(generation("1-1"))
         await on.settled()
+        raw.rpush(journal_key("1-1", "A"), "damaged")
+        await on.submit(generation("1-1", "B"))
+        # It fails after the verdict is on the bus and before it is in the journals.
+        await broken_off(on)
+        assert len(await on.verdicts()) == 1
+        raw.delete(journal_key("1-1", "A"))
+        await on.settled()
+        assert len(await on.verdicts()) == 1
+        assert comparisons(on) == 2
+
+
+async def test_grade_stored_before_failures_is_published_without_asking_again(redis_url: str, raw: redis.Redis) -> None:
+    async with court(redis_url) as on:
+        raw.rpush(CRITIQUE_RESULT.stream, "damaged")
+        await on.submit(generation("1-1"))
+        await broken_off(on, 2)
+        raw.delete(CRITIQUE_RESULT.stream)
+        await on.settled()
         (critique,) = await on.critiques()
-        assert deaths == 2
         assert len(on.server.requests) == 1
     assert (critique.score, critique.feedback) == (4, "Plain and right.")
 
@@ -618,37 +598,21 @@ async def test_nothing_that_judging_keeps_stays_for_ever(redis_url: str, raw: re
             assert raw.hkeys(pair_key(query_id)) == [b"closed"]
 
 
-async def test_a_verdict_that_was_reached_before_a_crash_is_published_after_it(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare = Critic._compare
-    died = asyncio.Event()
-
-    async def dies_once(self: Critic, message: Any, a: Half, b: Half) -> bool:
-        if not died.is_set():
-            await self._compared(message.payload, a, b)
-            died.set()
-            raise RuntimeError("killed before the verdict was published")
-        return await compare(self, message, a, b)
-
-    monkeypatch.setattr(Critic, "_compare", dies_once)
+async def test_verdict_reached_before_a_failure_is_published_after_it(redis_url: str, raw: redis.Redis) -> None:
     async with court(redis_url) as on:
+        raw.rpush(PAIRWISE_RESULT.stream, "damaged")
         await on.submit(generation("1-1"), generation("1-1", "B"))
+        await broken_off(on)
+        raw.delete(PAIRWISE_RESULT.stream)
         await on.settled()
-        assert died.is_set()
         (verdict,) = await on.verdicts()
-        comparisons = [r for r in on.server.requests if "###Response B:" in r.query]
     assert (verdict.winner, verdict.query_id_a, verdict.query_id_b) == ("tie", "1-1:A", "1-1:B")
-    assert len(comparisons) == 2
+    assert comparisons(on) == 2
 
 
-async def test_an_answer_whose_handling_fails_every_time_is_told_as_not_graded_and_waits_for_nobody(
-    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fails(*_args: Any) -> Any:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(Judge, "grade", fails)
+async def test_answer_that_cannot_be_handled_is_published_as_not_graded(redis_url: str, raw: redis.Redis) -> None:
+    for side in ("A", "B"):
+        raw.rpush(grade_key(f"1-1:{side}"), "damaged")
     async with court(redis_url, max_deliveries=1) as on:
         await on.submit(generation("1-1"), generation("1-1", "B"))
         await on.settled()
@@ -656,8 +620,58 @@ async def test_an_answer_whose_handling_fails_every_time_is_told_as_not_graded_a
         assert [(c.response_id, c.score) for c in critiques] == [("1-1:A", None), ("1-1:B", None)]
         assert all(c.feedback.startswith("not graded: ") for c in critiques)
         assert await on.verdicts() == []
+        steps = [one.action for one in await on.published(AGENT_TRANSITION) if one.query_id == "1-1"]
+        assert steps[:4] == ["RECEIVE", "GRADE", "FAIL", "RESET"]
     assert raw.hkeys(pair_key("1-1")) == [b"closed"]
     assert raw.zcard(PAIRS_WAITING) == 0
+
+
+async def test_nothing_comes_of_an_answer_whose_query_was_taken_back(redis_url: str, raw: redis.Redis) -> None:
+    slow = {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Plain and right. [RESULT] 4", "pace": 0.3}}
+    async with court(redis_url, [slow], grade_timeout=20) as on:
+        await on.sessions.take_back(["1-1"])
+        await on.submit(generation("1-1"))
+        await on.settled()
+        assert on.server.requests == []
+        # The second query is taken back while the judge reads.
+        await on.submit(generation("2-1"))
+        await eventually(lambda: on.server.requests, 5, "the judgement begins")
+        await on.sessions.take_back(["2-1"])
+        await on.settled()
+        assert await on.critiques() == []
+        steps = [(one.query_id, one.action) for one in await on.published(AGENT_TRANSITION) if one.agent == "critic"]
+    assert steps == [("1-1", "RECEIVE"), ("1-1", "SKIP"), ("2-1", "RECEIVE"), ("2-1", "GRADE"), ("2-1", "RESET")]
+    assert (raw.exists(grade_key("2-1:A")), raw.exists(pair_key("2-1"))) == (0, 0)
+
+
+async def test_answer_that_failed_twice_is_judged_before_all_others(redis_url: str, raw: redis.Redis) -> None:
+    async with court(redis_url, max_deliveries=20) as on:
+        raw.rpush(grade_key("1-1:A"), "damaged")
+        await on.submit(generation("1-1"))
+        await broken_off(on, 2)
+        async with busy(on):
+            await on.submit(generation("2-1"), generation("3-1"))
+            await in_line(on, 3)
+            raw.delete(grade_key("1-1:A"))
+        await on.settled()
+        assert [one.query_id for one in await on.critiques()] == ["1-1", "3-1", "2-1"]
+
+
+async def test_answers_are_compared_by_the_rubric_of_the_first(redis_url: str) -> None:
+    call = ToolCallRecord(tool="web_search", args={}, result="found", call_id="c")
+    async with court(redis_url, skip_tool_answers=False) as on:
+        await on.submit(generation("1-1", tool_calls=[call]))
+        await on.settled()
+        await on.submit(generation("1-1", "B"))
+        await on.settled()
+        prompts = [request.body["messages"][-1]["content"] for request in on.server.requests]
+    rubrics = load_rubrics(None)
+    graded_a, graded_b, *compared = prompts
+    criteria = {name: rubrics[name].text.splitlines()[0].strip("[]") for name in ("style", "realistic")}
+    assert criteria["style"] in graded_a
+    assert criteria["realistic"] in graded_b
+    assert len(compared) == 2
+    assert all(criteria["style"] in prompt and criteria["realistic"] not in prompt for prompt in compared)
 
 
 async def test_the_critic_tells_its_steps(redis_url: str) -> None:

@@ -6,7 +6,6 @@ import orjson
 import pytest
 import redis
 
-from services.critic import pairs as module
 from services.critic.pairs import Half, Offer, Pairs
 from shared.bus import Bus
 from shared.bus.keys import PAIRS_WAITING, pair_key
@@ -45,14 +44,17 @@ async def test_a_pair_that_is_over_takes_no_answers_and_waits_for_none(bus: Bus,
     assert 0 < raw.ttl(pair_key("1-0")) <= 600
 
 
-async def test_the_oldest_are_given_up_for_room(bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1_000_000
-    monkeypatch.setattr(module, "now_ms", lambda: now)
+def age(raw: redis.Redis, query_id: str, ms: int) -> None:
+    """Let an answer have waited so much longer for its counterpart."""
+    raw.zincrby(PAIRS_WAITING, -ms, query_id)
+
+
+async def test_the_oldest_are_given_up_for_room(bus: Bus, raw: redis.Redis) -> None:
     pairs = Pairs(bus)
-    for number in (3, 1, 2):
+    for number, ms in ((3, 30), (1, 20), (2, 10)):
         assert await pairs.offer(f"{number}-0", "A", half("A"), 3) == NOTHING
-        now += 1
-    # one that is there waits no anew
+        age(raw, f"{number}-0", ms * 1_000)
+    # An answer that is offered again waits from its first offer on.
     assert await pairs.offer("3-0", "A", half("A"), 3) == NOTHING
     assert await pairs.offer("4-0", "A", half("A"), 2) == Offer(None, ["3-0", "1-0"])
     assert [raw.exists(pair_key(f"{number}-0")) for number in (1, 2, 3, 4)] == [0, 1, 0, 1]
@@ -63,18 +65,16 @@ async def test_the_oldest_are_given_up_for_room(bus: Bus, raw: redis.Redis, monk
 
 @pytest.mark.parametrize(("retention", "seconds"), [(600, 600), (86_400, 3_600)])
 async def test_what_waits_is_forgotten_when_its_counterpart_is_late(
-    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, retention: int, seconds: int
+    bus: Bus, raw: redis.Redis, retention: int, seconds: int
 ) -> None:
-    now = 1_000_000
-    monkeypatch.setattr(module, "now_ms", lambda: now)
     pairs = Pairs(bus, retention)
     await pairs.offer("1-0", "A", half("A"), 9)
     for key in (pair_key("1-0"), PAIRS_WAITING):
         assert seconds - 10 < raw.ttl(key) <= seconds
-    now += seconds * 1000 - 1
+    age(raw, "1-0", (seconds - 60) * 1_000)
     await pairs.offer("2-0", "A", half("A"), 9)
     assert await pairs.waiting() == 2
-    now += 1
+    age(raw, "1-0", 60_000)
     await pairs.offer("3-0", "A", half("A"), 9)
     assert await pairs.waiting() == 2
     # a pair that is judged is kept no longer either, from its last answer on

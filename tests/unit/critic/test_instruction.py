@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.critic.critic import found_by, gradeable, instruction_of, shortened, with_found
+from services.critic.rubrics import Rubric, rubric_for
 from shared.contracts import ResponseGeneration, ToolCallRecord
 
 
@@ -126,3 +127,9 @@ def test_what_was_found_is_what_tools_found_within_bounds() -> None:
     assert found_by(response(tool_calls=calls)) == "web_search: one\n\nweb_search: two"
     assert found_by(response()) == ""
     assert len(found_by(response(tool_calls=[call("x" * 20_000)]))) == 8_000
+
+
+@pytest.mark.parametrize("name", ["search_memory", "recall_memory", "search_memories"])
+def test_rubric_of_an_older_tool_name_fits_the_tool(name: str) -> None:
+    rubrics = {one: Rubric(one, "") for one in ("realistic", "style")}
+    assert rubric_for(["search_memory"], {name: "style"}, rubrics) == rubrics["style"]

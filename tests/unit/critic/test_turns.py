@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from services.critic import turns as module
 from services.critic.settings import CriticSettings
 from services.critic.turns import Turns
 
@@ -292,17 +291,14 @@ async def test_who_goes_away_in_the_moment_of_being_told_gives_no_place_that_it_
     assert at.left == []
 
 
-async def test_a_replica_holds_its_part_and_reads_no_more_than_its_memory_bears(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "_MOST_HELD", 100)
+async def test_a_replica_holds_its_part_and_reads_no_more_than_its_memory_bears() -> None:
     async with line() as at:
         assert at.turns.limit() is None
         at.turns.shared(3, 301)
         assert at.turns.limit() == 101 + 64
         at.turns.shared(1, 301)
-        await at.comes("large", 1, size=60)
-        await at.comes("larger", 2, size=40)
+        await at.comes("large", 1, size=34_000_000)
+        await at.comes("larger", 2, size=30_000_000)
         assert at.turns.limit() is None
         await at.comes("too large", 3, size=1)
         assert at.turns.limit() == 3
