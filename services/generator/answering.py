@@ -16,9 +16,7 @@ from services.generator.shadow import is_left_out
 from services.generator.watch import watched_answer
 from shared.contracts import Outgoing, QueryReceived
 from shared.envelope import Message
-from shared.llm.port import (
-    ModelError,
-)
+from shared.llm.port import ModelError
 from shared.llm.preemption import background_call
 from shared.participant.tool_client import Caller
 from shared.telemetry import tracing
@@ -102,9 +100,9 @@ class Answering:
     async def _limited(self, message: Message[QueryReceived]) -> AsyncIterator[_Running]:
         """Run the block until the query's deadline or its cancel. A failure of the model is the ending, too."""
         running = _Running(asyncio.timeout(seconds_left(self._deps, message)))
-        self._running[message.entry_id] = running
         try:
             async with running.scope:
+                self._running[message.entry_id] = running
                 yield running
         except TimeoutError:
             if not running.scope.expired():

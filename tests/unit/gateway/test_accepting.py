@@ -20,7 +20,7 @@ from shared.bus.keys import (
     record_key,
     session_key,
 )
-from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, QueryReceived
+from shared.contracts import QUERY_RECEIVED, AcceptedQuery, ChatTurnMessage, ClientTools, QueryReceived
 from shared.envelope import Envelope
 from shared.participant.registry import ReplicaInfo, announcing
 from shared.records import lanes
@@ -68,6 +68,8 @@ async def test_all_that_a_query_says_is_in_its_entry_and_in_its_record(gateway: 
         "answer_schema": {"type": "object"}, "think": True, "plain": True, "system_prompt": "Be brief.",
         "time_zone": "Australia/Sydney",
     }  # fmt: skip
+    # A client with a history of its own has no session, so `messages` is not among them.
+    assert said.keys() == {*AcceptedQuery.model_fields, "session_id"} - {"messages"}
     ask = Ask(**said, given="responses", chat="c", deadline_seconds=20.0)
     earliest = gateway.bus.now_ms()
     record = await accept(gateway, Origin(ANN, traceparent=TRACE), ask)
