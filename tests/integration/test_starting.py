@@ -101,7 +101,7 @@ async def test_participant_starting_in_refusing_redis_waits(
     begun = asyncio.Event()
     with redis.Redis.from_url(redis_server.url) as raw:
 
-        def arrives() -> None:
+        async def arrives(_commands: bytes) -> None:
             if not begun.is_set() and raw.keys(f"local2:inbox:{name}:*"):
                 begun.set()
                 refuse(True)

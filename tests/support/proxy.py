@@ -6,10 +6,23 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import unquote, urlsplit
+
+
+def once(words: bytes, act: Callable[[], Awaitable[None]]) -> Callable[[bytes], Awaitable[None]]:
+    """Return a value for `before` that awaits `act` before the first chunk that contains the words."""
+    done = False
+
+    async def before(data: bytes) -> None:
+        nonlocal done
+        if not done and words in data:
+            done = True
+            await act()
+
+    return before
 
 
 @dataclass(eq=False)
@@ -27,7 +40,8 @@ class Proxy:
     drop_every: the n-th chunk of replies (over all connections) is thrown away, each n.
     latency: seconds that each reply waits.
     rate: bytes a second that get through in each direction of each connection; 0: as many as come.
-    before: called before each chunk of commands is passed on.
+    before: awaited with each chunk of commands before it is passed on; OSError breaks the connection. A test may
+        replace the attribute at any time.
     window: bytes of each client that wait in the proxy, in its receive buffer; 0: the system's default.
     tls: the context by which the proxy speaks TLS with its clients.
     most: bytes of commands that a connection carries before it breaks; 0: any number.
@@ -40,7 +54,7 @@ class Proxy:
         drop_every: int = 0,
         latency: float = 0.0,
         rate: int = 0,
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[bytes], Awaitable[None]] | None = None,
         window: int = 0,
         tls: ssl.SSLContext | None = None,
         most: int = 0,
@@ -52,7 +66,7 @@ class Proxy:
         self.drop_every = drop_every
         self.latency = latency
         self.rate = rate
-        self._before = before
+        self.before = before
         self.connections = 0
         self.dropped = 0
         self._chunks = 0
@@ -175,8 +189,8 @@ class Proxy:
                     continue
                 if self.latency:
                     await asyncio.sleep(self.latency)
-            else:
-                self._before()
+            elif self.before is not None:
+                await self.before(data)
             if self.rate:
                 await asyncio.sleep(len(data) / self.rate)
             sink.write(data)
