@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 import pytest
+from support.proxy import Proxy, once
 
 from services.gateway.http.gateway import Gateway
-from services.gateway.queries import deletion
 from services.gateway.queries.deletion import delete_session, end_session, forget_queries, still_read
 from shared.bus import Bus
-from shared.bus.keys import cancel_key, journal_key, lane_key, queries_key, record_key, session_key
+from shared.bus.keys import cancel_key, journal_key, lane_key, queries_key, record_key, session_key, summary_key
 from shared.contracts import (
     ANSWER_DIALOG,
     DEAD_LETTER,
@@ -27,9 +27,8 @@ from shared.contracts import (
 )
 from shared.envelope import Envelope
 from shared.records import lanes
-from shared.records.erasing import erase
 from shared.records.lanes import padded
-from shared.records.sessions import SessionInfo, Sessions, Turn
+from shared.records.sessions import SessionInfo, Turn
 
 # Long after each other: what is looked for since a query is not found since the next.
 OLD, NEXT, NEW = "900000-0", "2000000-0", "3000000-0"
@@ -148,42 +147,39 @@ async def test_whatever_names_a_query_of_the_session_it_is_stopped_and_erased(ga
     assert await left(gateway, *queries) == []
 
 
-async def test_what_is_accepted_while_a_session_is_deleted_goes_too(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+async def test_deletion_removes_queries_accepted_meanwhile(
+    gateway: Gateway, gateway_behind_proxy: Gateway, proxy: Proxy
 ) -> None:
     info = await opened(gateway)
     await asked(gateway, OLD, read=True)
-    delete = Sessions.delete
 
-    async def deleting(self: Sessions, info: SessionInfo) -> None:
-        await asked(gateway, NEW)
-        await said_of(gateway, "session_id", ["s", "t"], NEW)
-        await delete(self, info)
+    async def accept() -> None:
+        await asked(gateway, NEXT)
+        await said_of(gateway, "session_id", ["s", "t"], NEXT)
 
-    monkeypatch.setattr(Sessions, "delete", deleting)
-    await delete_session(gateway, info)
-    assert await left(gateway, OLD, NEW) == []
+    # the deletion has found the session's queries by then
+    proxy.before = once(summary_key("s").encode(), accept)
+    await delete_session(gateway_behind_proxy, info)
+    assert await left(gateway, OLD, NEXT) == []
     assert await still_said(gateway, "session_id") == (["t"], ["t"])
     assert await gateway.bus.link.call("EXISTS", *lanes.lane_keys("s")) == 0
 
 
-async def test_whatever_is_written_while_a_session_is_erased_comes_too_late(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+async def test_deletion_closes_the_session_before_it_erases(
+    gateway: Gateway, gateway_behind_proxy: Gateway, proxy: Proxy
 ) -> None:
+    """A respondent that writes from then on finds its query deleted."""
     info = await opened(gateway)
     await asked(gateway, NEXT, read=True)
     closed: list[bool] = []
 
-    async def erasing(bus: Bus, query_ids: Sequence[str]) -> None:
+    async def look() -> None:
         closed.append(await gateway.sessions.deleted("s", NEXT))
-        await erase(bus, query_ids)
 
-    monkeypatch.setattr(deletion, "erase", erasing)
-    # the newest query that there ever was
-    await gateway.bus.link.call("XADD", QUERY_RECEIVED.stream, NEXT, "session_id", "t")
-    await delete_session(gateway, info)
-    assert closed
-    assert all(closed)
+    await gateway.bus.link.call("XADD", QUERY_RECEIVED.stream, NEW, "session_id", "t")
+    proxy.before = once(journal_key(NEXT, "A").encode(), look)
+    await delete_session(gateway_behind_proxy, info)
+    assert closed == [True]
 
 
 async def test_a_session_without_queries_is_deleted(gateway: Gateway) -> None:
@@ -194,38 +190,10 @@ async def test_a_session_without_queries_is_deleted(gateway: Gateway) -> None:
     assert (await still_said(gateway, "session_id"))[1] == ["t"]
 
 
-async def test_a_session_is_closed_when_whoever_answers_in_it_has_stopped(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deletion, "STOPPING", 3_600.0)
-    bus, info = gateway.bus, await opened(gateway)
-    await asked(gateway, NEXT)
-    await lanes.turn(bus, "s", "A", NEXT, "inbox")
-
-    async def stopping() -> bool:
-        while not await bus.link.call("EXISTS", cancel_key(NEXT)):
-            await asyncio.sleep(0)
-        for _ in range(20):
-            await bus.link.call("PING")
-        open_still = not await gateway.sessions.deleted("s", NEXT)
-        await lanes.leave(bus, "s", "A", NEXT)
-        return open_still
-
-    async with asyncio.timeout(60):
-        _, open_still = await asyncio.gather(delete_session(gateway, info), stopping())
-    assert open_still
-    assert await gateway.sessions.deleted("s", NEXT)
-
-
 @pytest.mark.parametrize(
-    ("at_work", "on_the_bus", "patience"),
-    [(False, True, 3_600.0), (True, False, 3_600.0), (True, True, 0.05)],
-    ids=["nobody is at work on it", "nobody can be", "whoever is does not stop"],
+    ("at_work", "on_the_bus"), [(False, True), (True, False), (True, True)], ids=["unread", "acknowledged", "at work"]
 )
-async def test_nobody_waits_in_vain_for_the_end_of_an_answer(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, at_work: bool, on_the_bus: bool, patience: float
-) -> None:
-    monkeypatch.setattr(deletion, "STOPPING", patience)
+async def test_deletion_ends_without_a_respondent_that_stops(gateway: Gateway, at_work: bool, on_the_bus: bool) -> None:
     info = await opened(gateway)
     await asked(gateway, NEXT)
     if at_work:
@@ -237,10 +205,7 @@ async def test_nobody_waits_in_vain_for_the_end_of_an_answer(
     assert await gateway.bus.link.call("EXISTS", session_key("s"), *lanes.lane_keys("s")) == 0
 
 
-async def test_queries_are_forgotten_page_by_page_and_their_turns_stay(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deletion, "_PAGE", 2)
+async def test_queries_are_forgotten_page_by_page_and_their_turns_stay(gateway: Gateway) -> None:
     bus = gateway.bus
     await opened(gateway)
     late = "10000000-0"
@@ -249,12 +214,14 @@ async def test_queries_are_forgotten_page_by_page_and_their_turns_stay(
     await asked(gateway, NEXT, NEW, late)
     await bus.link.pipe(gateway.sessions.appending("s", "A", Turn(OLD, "q", "a", 1)))
     earliest = bus.now_ms()
-    await forget_queries(gateway, "ann", "s", [late, OLD, NEW])
+    # two hundred ids are one message
+    many = [f"4000000-{n}" for n in range(198)]
+    await forget_queries(gateway, "ann", "s", [late, OLD, *many, NEW])
     found = await told(bus, QUERY_FORGET)
     # in their order, which is not that of their letters
     assert [gone for _, gone in found] == [
         QueryForget(user_id="ann", session_id="s", queries=queries, at=gone.at)
-        for (_, gone), queries in zip(found, ([OLD, NEW], [late]), strict=True)
+        for (_, gone), queries in zip(found, ([OLD, NEW, *many], [late]), strict=True)
     ]
     assert all(earliest <= gone.at <= bus.now_ms() for _, gone in found)
     assert [(one.user_id, one.session_id) for one, _ in found] == [("ann", "s")] * 2
@@ -268,16 +235,14 @@ async def test_queries_are_forgotten_page_by_page_and_their_turns_stay(
     assert [turn.query_id for turn in await gateway.sessions.every_turn("s")] == [OLD]
 
 
-async def test_a_query_is_read_as_long_as_a_group_has_not_finished_it(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deletion, "_PAGE", 2)
+async def test_query_is_read_until_every_group_has_finished_it(gateway: Gateway) -> None:
     bus, stream = gateway.bus, QUERY_RECEIVED.stream
     queries = ["1-0", "2-0", "9-0", "10-0"]
     await asked(gateway, *queries)
     await bus.link.call("XGROUP", "CREATE", stream, "generator", "0")
     await bus.link.call("XREADGROUP", "GROUP", "generator", "c", "COUNT", 3, "STREAMS", stream, ">")
     await bus.link.call("XACK", stream, "generator", "1-0", "9-0")
-    # the last of these was never there; of the others the first is finished, and nothing of it lies before it
-    assert await still_read(bus, [*queries, "11-0"]) == ["2-0", "9-0", "10-0"]
+    # the others were never there; of these the first is finished, and no unfinished entry precedes it
+    absent = [f"5-{n}" for n in range(200)]
+    assert await still_read(bus, ["1-0", "2-0", *absent, "9-0", "10-0", "11-0"]) == ["2-0", "9-0", "10-0"]
     assert await still_read(bus, []) == []

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 import pytest
+from support.proxy import Proxy, once
 
 from services.gateway.http.errors import ApiError
 from services.gateway.http.gateway import Gateway
-from services.gateway.queries import versions
 from services.gateway.queries.records import QueryRecord
 from services.gateway.queries.versions import branch_point, parents, replacements_of, supersede, tip_of
 from shared.bus.keys import cancel_key, lane_key, queries_key, record_key, steps_key
@@ -19,7 +19,7 @@ from shared.contracts import QUERY_FORGET, QUERY_RECEIVED
 from shared.envelope import Envelope
 from shared.records import lanes
 from shared.records.lanes import padded
-from shared.records.sessions import Sessions, Turn, before, shown
+from shared.records.sessions import Turn, before, shown
 from shared.records.summaries import Summary
 
 
@@ -151,10 +151,7 @@ async def test_the_same_words_stop_what_waits_behind_them_and_remove_nothing(gat
     assert await left(gateway) == (["3-0", "5-0"], ["2-0", "4-0", "6-0", "7-0", "8-0", "9-0"])
 
 
-async def test_what_waits_behind_a_question_that_has_given_way_meanwhile_is_taken_back(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(versions, "STOPPING", 0.05)
+async def test_edit_of_a_replaced_query_takes_its_successors_back(gateway: Gateway) -> None:
     await opened(gateway, turn(3), turn(5, after=3))
     await waiting(gateway, "2-0", "4-0", "6-0", "8-0", "9-0")
     await supersede(gateway, record("8-0", "other"), "4-0")
@@ -162,10 +159,7 @@ async def test_what_waits_behind_a_question_that_has_given_way_meanwhile_is_take
     assert await left(gateway) == (["3-0", "5-0"], ["2-0", "8-0", "9-0"])
 
 
-async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_nothing_else(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(versions, "STOPPING", 0.05)
+async def test_other_words_remove_the_replaced_turns_and_later_ones_only(gateway: Gateway) -> None:
     # 3 and its version 5 leave, with what was said behind either; 10 is answered already, and 12 came later
     await opened(gateway, turn(2), turn(3), turn(4), turn(5, after=2), turn(10, after=2), turn(12, after=2))
     await unanswered(gateway, "7-0")
@@ -211,30 +205,24 @@ async def test_a_question_without_an_answer_gives_way_too(gateway: Gateway) -> N
     assert await gateway.bus.link.call("EXISTS", steps_key("s")) == 0
 
 
-async def test_an_answer_that_ends_just_before_it_is_taken_back_leaves_with_its_question(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+async def test_answer_that_ends_as_it_is_taken_back_is_removed(
+    gateway: Gateway, gateway_behind_proxy: Gateway, proxy: Proxy
 ) -> None:
-    monkeypatch.setattr(versions, "STOPPING", 0.0)
     await opened(gateway, turn(2))
     await waiting(gateway, "3-0", "9-0")
     await recorded(gateway, "3-0", query="q3")
-    take_back = Sessions.take_back
 
-    async def ending(self: Sessions, query_ids: Sequence[str]) -> None:
+    async def end() -> None:
         await lanes.leave(gateway.bus, "s", "A", "3-0")
-        await take_back(self, query_ids)
 
-    monkeypatch.setattr(Sessions, "take_back", ending)
-    await supersede(gateway, record("9-0", "other"), "3-0")
+    proxy.before = once(b"taken back", end)
+    await supersede(gateway_behind_proxy, record("9-0", "other"), "3-0")
     assert await left(gateway) == (["2-0"], ["9-0"])
     assert await gateway.bus.link.call("EXISTS", record_key("3-0")) == 0
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["something was written", "without a word"])
-async def test_what_had_been_written_of_an_answer_leaves_with_its_question(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, written: bool
-) -> None:
-    monkeypatch.setattr(versions, "STOPPING", 3_600.0)
+async def test_partial_answer_of_a_replaced_query_is_removed(gateway: Gateway, written: bool) -> None:
     await opened(gateway, turn(2))
     await waiting(gateway, "3-0", "9-0")
     await recorded(gateway, "3-0", query="q3")
@@ -242,8 +230,6 @@ async def test_what_had_been_written_of_an_answer_leaves_with_its_question(
     async def stopping() -> None:
         while not await cancelled(gateway, [3]):
             await asyncio.sleep(0)
-        for _ in range(20):
-            await gateway.bus.link.call("PING")
         if written:
             await gateway.bus.link.pipe(gateway.sessions.appending("s", "A", turn(3)))
         # its generator acknowledges it behind that
