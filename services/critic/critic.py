@@ -37,7 +37,7 @@ from shared.participant.machine import Machine
 from shared.participant.sampling import one_in
 from shared.participant.service import Context
 from shared.records.erasing import erase
-from shared.records.journal import EntryType
+from shared.records.events import CritiqueShown, KnownEvent, PairwiseShown
 from shared.records.sessions import Sessions
 from shared.records.steps import tell_after
 from shared.telemetry import metrics
@@ -297,10 +297,9 @@ class Critic:
         )
         headers = headers_of(message)
         (entry_id,) = await self._bus.publish(CRITIQUE_RESULT.of(critique, once=response.response_id, **headers))
-        shown: dict[str, Any] = {"score": grade.score, "feedback": grade.feedback, "rubric": grade.rubric}
-        if grade.judges:
-            shown["judges"] = grade.judges
-        await self._tell(response, response.response_id, EntryType.CRITIQUE, shown, entry_id)
+        judges = {"judges": critique.judges} if critique.judges else {}
+        shown = CritiqueShown(score=grade.score, feedback=grade.feedback, rubric=grade.rubric, **judges)
+        await self._tell(response, response.response_id, shown, entry_id)
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -327,10 +326,10 @@ class Critic:
         headers = {**headers_of(message), "respondent_id": "A"}
         (entry_id,) = await self._bus.publish(PAIRWISE_RESULT.of(result, once=response.query_id, **headers))
         log.info("critic.compared", winner=found.winner, forward=found.forward, swapped=found.swapped)
-        shown: dict[str, Any] = {"winner": found.winner, "reason": found.reason}
-        shown |= {"score_a": a.score, "score_b": b.score} | ({"judges": found.judges} if found.judges else {})
+        judges = {"judges": result.judges} if result.judges else {}
+        shown = PairwiseShown(winner=found.winner, reason=found.reason, score_a=a.score, score_b=b.score, **judges)
         for half in (a, b):
-            await self._tell(response, half.response_id, EntryType.PAIRWISE, shown, entry_id)
+            await self._tell(response, half.response_id, shown, entry_id)
         return True
 
     async def _compared(self, response: ResponseGeneration, a: Half, b: Half) -> Comparison | None:
@@ -351,10 +350,9 @@ class Critic:
             await self._bus.link.call("SET", key, kept, "EX", self._context.settings.retention)
         return found
 
-    async def _tell(
-        self, response: ResponseGeneration, name: str, kind: EntryType, shown: dict[str, Any], message_id: str
-    ) -> None:
-        await tell_after(self._bus, response.session_id, name, kind, shown, message_id=message_id, once=kind.value)
+    async def _tell(self, response: ResponseGeneration, name: str, event: KnownEvent, message_id: str) -> None:
+        once = event.type.value
+        await tell_after(self._bus, response.session_id, name, event, message_id=message_id, once=once)
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -11,7 +11,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from shared.records.journal import EntryType, Items, Sent
+from shared.records.events import AnswerPiece, ThinkingPiece
+from shared.records.journal import Events, Sent
+
+# The model of a piece's entry.
+Kind = type[ThinkingPiece] | type[AnswerPiece]
 
 INTERVAL = 0.02
 
@@ -19,7 +23,7 @@ INTERVAL = 0.02
 class Writer(Protocol):
     """The writer of a journal; see JournalWriter."""
 
-    def send(self, items: Items) -> Sent: ...
+    def send(self, events: Events) -> Sent: ...
 
     async def confirm(self, sent: Sent) -> None: ...
 
@@ -63,11 +67,11 @@ class DeltaPump:
         self._writer = writer
         self._extra = extra
         self._timer = timer
-        self._pieces: list[tuple[EntryType, list[str]]] = []
+        self._pieces: list[tuple[Kind, list[str]]] = []
         self._sent: Sent | None = None
         self._begun = self.refused = False
 
-    def add(self, kind: EntryType, text: str) -> None:
+    def add(self, kind: Kind, text: str) -> None:
         if not text:
             return
         if self._pieces and self._pieces[-1][0] is kind:
@@ -82,8 +86,8 @@ class DeltaPump:
             self._timer.schedule(self._send)
 
     def _send(self) -> None:
-        if self._sent is None and (items := self.drain()):
-            self._sent = sent = self._writer.send(items)
+        if self._sent is None and (events := self.drain()):
+            self._sent = sent = self._writer.send(events)
             sent.replies.add_done_callback(lambda _: self._confirmed(sent))
 
     def _confirmed(self, sent: Sent) -> None:
@@ -103,7 +107,7 @@ class DeltaPump:
             self.refused = False
             self._resume()
 
-    def drain(self) -> Items:
+    def drain(self) -> Events:
         """Return the entries that have not been sent; they are not sent later."""
         pieces, self._pieces = self._pieces, []
-        return [(kind, {"text": "".join(texts), **self._extra}) for kind, texts in pieces]
+        return [kind(text="".join(texts), **self._extra) for kind, texts in pieces]

@@ -17,6 +17,7 @@ from services.generator.attachments import Wanted, quoted
 from services.generator.context import EARLIER_SHARE, EarlierFile, Message, Rates, reserve
 from shared.contracts import FILES_ALONE, ChatTurnMessage
 from shared.participant.files import Files, FilesRefused, FilesUnavailable
+from shared.records.events import FilesSent, SentEarlier
 from shared.records.sessions import Turn, words_of
 
 # The share of the prompt's room for all texts of earlier messages together.
@@ -53,14 +54,10 @@ class Earlier:
     def of(self, attachments: Iterable[Mapping[str, Any]]) -> list[EarlierFile]:
         return [self.files[str(one["id"])] for one in attachments]
 
-    def entry(self) -> dict[str, Any]:
+    def event(self) -> FilesSent:
         """Return the decision for the journal."""
-        return {"files": [{"id": id, "name": self.files[id].name, "sent": form} for id, form in self.forms.items()]}
-
-
-def decided(entry: Mapping[str, Any]) -> dict[str, Form]:
-    """Return the decision from a journal's entry. Raises KeyError and ValueError."""
-    return {str(one["id"]): Form(one["sent"]) for one in entry["files"]}
+        forms = self.forms.items()
+        return FilesSent(files=[SentEarlier(id=id, name=self.files[id].name, sent=form) for id, form in forms])
 
 
 def in_summary(file: EarlierFile, form: Form) -> EarlierFile:

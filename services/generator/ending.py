@@ -28,11 +28,16 @@ from shared.contracts import (
     Outgoing,
     ResponseGeneration,
     SessionSummarise,
+    Usage,
     prompt_version,
 )
 from shared.envelope import now_ms
 from shared.llm.port import ContextOverflow, ModelError, ModelMissing, ModelRejected, ModelUnavailable
-from shared.records.journal import EntryType, closing, read_journal
+from shared.records import events
+from shared.records.events import Entry, KnownEvent
+from shared.records.folding import compacted
+from shared.records.journal import closing, read_journal
+from shared.records.response_state import apply
 from shared.records.sessions import Turn
 from shared.records.steps import keeping, unanswered
 from shared.telemetry.logging import get_logger
@@ -97,7 +102,7 @@ async def end(run: ResponseRun, ending: Ending) -> None:
         case Failure(code, text):
             log.warning("query.failed", code=code, reason=text)
             await _fail_state(run)
-            await _close(run, EntryType.FAILED, {"code": code, "message": text, "usage": run.replay.spent()})
+            await _close(run, events.Failed(code=code, message=text, usage=Usage(**run.replay.spent())))
         case Cancelled():
             await _cancel(run)
 
@@ -128,7 +133,7 @@ async def _complete(run: ResponseRun, finished: Finished) -> None:
         ]
     if finished.deliberations is not None:
         completed["deliberations"] = [one.model_dump(mode="json") for one in finished.deliberations]
-    await _close(run, EntryType.COMPLETED, completed)
+    await _close(run, events.Completed(**completed))
 
 
 async def _publish(run: ResponseRun, finished: Finished) -> None:
@@ -240,8 +245,7 @@ async def _cancel(run: ResponseRun) -> None:
     await _fail_state(run)
     if run.query.messages is None and answer.strip():
         await bus.link.pipe(_store_turn(run, answer, None, interrupted=True))
-    ended = {"answer": answer, "thinking": thinking, "usage": run.replay.spent()}
-    await _close(run, EntryType.CANCELLED, ended)
+    await _close(run, events.Cancelled(answer=answer, thinking=thinking, usage=Usage(**run.replay.spent())))
 
 
 async def _fail_state(run: ResponseRun) -> None:
@@ -251,21 +255,21 @@ async def _fail_state(run: ResponseRun) -> None:
         await run.transition("FAIL")
 
 
-async def _close(run: ResponseRun, kind: EntryType, data: dict[str, Any]) -> None:
+async def _close(run: ResponseRun, end: KnownEvent) -> None:
     """Write the terminal entry, the session's record and the last transition."""
-    run.record.add(run.writer.next_position, kind, data)
     last: list[Outgoing] = []
     if run.machine.state != IDLE:
         # Only a message: the journal ends before this transition.
         _, last = run.step("RESET")
-    also = [closing(run.writer.key, run.settings.retention), *_store_record(run, kind, data)]
-    await run.writer.append(kind, data, also, messages=last)
+    also = [closing(run.writer.key, run.settings.retention), *_store_record(run, end)]
+    await run.writer.append(end, also, messages=last)
 
 
-def _store_record(run: ResponseRun, kind: EntryType, data: dict[str, Any]) -> list[Command]:
+def _store_record(run: ResponseRun, end: KnownEvent) -> list[Command]:
     """Return the command that stores what happened: of turns, and of the user's queries without an answer."""
     query, caller = run.query, run.caller
-    why = unanswered(query, kind, data) if run.saved_text is None else None
+    why = unanswered(query, end) if run.saved_text is None else None
     if query.plain or caller.respondent_id != "A" or (run.saved_text is None and why is None):
         return []
-    return [keeping(query.session_id, caller.query_id, run.record.events(run.saved_text), why)]
+    ended = apply(run.writer.state, Entry(run.writer.next_position, now_ms(), end))
+    return [keeping(query.session_id, caller.query_id, compacted(ended, run.saved_text), why)]

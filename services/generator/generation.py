@@ -26,7 +26,7 @@ from services.generator.steps import JournalSteps
 from shared.contracts import ChatTurnMessage, Deliberation, listed_tools
 from shared.envelope import entry_ms
 from shared.llm.port import ModelFacts, ToolCall
-from shared.records.journal import EntryType
+from shared.records.events import PersonaDone, PersonaWorking
 from shared.records.sessions import Turn
 from shared.zones import date_line
 
@@ -78,7 +78,7 @@ async def _note_low_grade(run: ResponseRun, turns: Sequence[Turn]) -> None:
         return
     found = await last_low_grade(run.deps.context.bus, await _client_turns(run) if query.kept else turns)
     if found is not None:
-        await run.writer.append(EntryType.NOTICE, found.entry())
+        await run.writer.append(found.event())
         run.replay.low_grade = found
 
 
@@ -96,7 +96,7 @@ async def _conversation(run: ResponseRun, past: Past) -> Conversation:
         conversation = Conversation([{"role": "system", "content": prompt}, *given], turns)
     if earlier.forms and run.replay.earlier is None:
         # Record first: a replica that takes the answer over must send the files in the same form.
-        await run.writer.append(EntryType.ATTACHMENTS, earlier.entry())
+        await run.writer.append(earlier.event())
         run.replay.earlier = dict(earlier.forms)
     return conversation
 
@@ -235,9 +235,9 @@ async def _deliberate(
 
 async def _progress(run: ResponseRun, what: str, seat: Seat, data: dict[str, Any]) -> None:
     """Write that a persona works or is done, unless the journal has it."""
-    kind = EntryType.PERSONA_WORKING if what == "working" else EntryType.PERSONA_DONE
-    if (kind, seat.persona, seat.round) not in run.replay.progress:
-        await run.writer.append(kind, {"persona": seat.persona, "round": seat.round, **data})
+    model = PersonaWorking if what == "working" else PersonaDone
+    if (model.type, seat.persona, seat.round) not in run.replay.progress:
+        await run.writer.append(model(persona=seat.persona, round=seat.round, **data))
 
 
 async def _retrieve(run: ResponseRun, conversation: Conversation, options: dict[str, Any]) -> str | None:

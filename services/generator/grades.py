@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from shared.bus import Bus
 from shared.bus.keys import grade_key
+from shared.records.events import Noticed
 from shared.records.journal import response_id
 from shared.records.sessions import Turn
 
@@ -27,15 +27,10 @@ class LowGrade:
     score: int
     note: str
 
-    def entry(self) -> dict[str, Any]:
-        """As the journal has it, for whoever continues the run."""
+    def event(self) -> Noticed:
+        """Return the journal's entry, for a replica that takes the answer over."""
         message = f"the model is told that an earlier answer was graded {self.score} of 5"
-        return {"code": "low_grade", "message": message, "about": self.about, "score": self.score, "note": self.note}
-
-    @staticmethod
-    def parse(entry: Mapping[str, Any]) -> LowGrade:
-        """Raises KeyError."""
-        return LowGrade(str(entry["about"]), int(entry["score"]), str(entry["note"]))
+        return Noticed(code="low_grade", message=message, about=self.about, score=self.score, note=self.note)
 
 
 async def last_low_grade(bus: Bus, turns: Sequence[Turn]) -> LowGrade | None:

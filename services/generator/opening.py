@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from services.generator.compaction import Past
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import recall
-from services.generator.response_run import ResponseRun, RunDeps, transition_entry, transition_message
+from services.generator.response_run import ResponseRun, RunDeps, transition_event, transition_message
 from shared.bus import Command
 from shared.bus.keys import cancel_key, journal_key
 from shared.bus.replies import Reply
@@ -16,7 +16,7 @@ from shared.envelope import Message, entry_ms
 from shared.errors import PermanentError
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
-from shared.records.folding import Folding
+from shared.records.events import Claimed
 from shared.records.journal import JournalEnded, JournalEntry, JournalWriter, response_id
 from shared.records.sessions import title_of
 from shared.records.steps import keep_ended
@@ -59,21 +59,22 @@ async def claim_response(
     starts: write the first transitions of a new journal together with the claim.
     """
     context, query = deps.context, message.payload
-    data = {
-        "query_id": caller.query_id,
-        "response_id": response_id(caller.query_id, caller.respondent_id),
-        "session_id": query.session_id,
-        "respondent_id": caller.respondent_id,
-        "replica": context.replica,
-        "model": query.model or context.settings.model,
-        "attempt": message.deliveries,
-    } | ({"attachments": query.attachments} if query.attachments else {})
+    claimed = Claimed(
+        query_id=caller.query_id,
+        response_id=response_id(caller.query_id, caller.respondent_id),
+        session_id=query.session_id,
+        respondent_id=caller.respondent_id,
+        replica=context.replica,
+        model=query.model or context.settings.model,
+        attempt=message.deliveries,
+        **({"attachments": query.attachments} if query.attachments else {}),
+    )
     ttl = max(0, int(seconds_left(deps, message))) + context.settings.retention
-    journal = (journal_key(caller.query_id, caller.respondent_id), data, ttl)
+    journal = (journal_key(caller.query_id, caller.respondent_id), claimed, ttl)
     if message.deliveries == 1:
         machine = Machine(TABLE, IDLE)
         steps = [machine.step(action) for action in _FIRST_ACTIONS] if starts else []
-        states = [transition_entry(step) for step in steps]
+        states = [transition_event(step) for step in steps]
         messages = [transition_message(context, caller, step) for step in steps]
         new = await JournalWriter.begin(context.bus, *journal, states, messages)
         if new is not None:
@@ -98,12 +99,8 @@ def build_run(
     before: Sequence[JournalEntry] = (),
 ) -> ResponseRun:
     """Return the run of a claimed journal. before: the entries of earlier owners."""
-    record = Folding(before)
-    for entry in writer.begun:
-        record.add(*entry)
-    writer.on_entry = record.add
     model = deps.background_model(message.suspended) if message.payload.plain else deps.model
-    return ResponseRun(deps, message, caller, model, writer, recall(before), record, machine)
+    return ResponseRun(deps, message, caller, model, writer, recall(before), machine)
 
 
 async def load_past(run: ResponseRun) -> Past | None:

@@ -19,8 +19,9 @@ from shared.participant.files import Files
 from shared.participant.machine import Machine, Transition
 from shared.participant.service import Context
 from shared.participant.tool_client import Caller, ToolClient
-from shared.records.folding import Folding
-from shared.records.journal import EntryType, JournalWriter, response_id
+from shared.records import events
+from shared.records.events import Noticed
+from shared.records.journal import JournalWriter, response_id
 from shared.records.sessions import Sessions, Turn
 
 
@@ -47,7 +48,6 @@ class ResponseRun:
     """The state of one response, and the writer of its journal. Built by `opening.build_run`.
 
     replay: the finished steps: those of the journal when it was claimed, and those since.
-    record: what the session stores of the journal.
     waits_for: why the model is not available, while the run waits for it.
     first_token_seen: whether the time to the first token needs no measuring.
     saved_text: the answer in the stored turn; None: no turn is stored.
@@ -60,7 +60,6 @@ class ResponseRun:
     model: ChatModel
     writer: JournalWriter
     replay: Recall = field(default_factory=Recall)
-    record: Folding = field(default_factory=Folding)
     machine: Machine = field(default_factory=lambda: Machine(TABLE, IDLE))
     settings: GeneratorSettings = field(init=False)
     attachments: Sequence[Mapping[str, Any]] = field(init=False)
@@ -95,13 +94,13 @@ class ResponseRun:
         """Take a step of the state machine; write it to the journal and the bus, except during a replay."""
         step, messages = self.step(action)
         if messages:
-            await self.writer.append(*transition_entry(step), messages=messages)
+            await self.writer.append(transition_event(step), messages=messages)
 
     async def notice(self, code: str, text: str) -> None:
         """Write a notice for the client, once per response."""
         if code not in self.replay.notices:
             self.replay.notices.add(code)
-            await self.writer.append(EntryType.NOTICE, {"code": code, "message": text})
+            await self.writer.append(Noticed(code=code, message=text))
 
 
 def transition_message(context: Context[GeneratorSettings], caller: Caller, step: Transition) -> Outgoing:
@@ -116,6 +115,6 @@ def transition_message(context: Context[GeneratorSettings], caller: Caller, step
     return AGENT_TRANSITION.of(transition, **caller.headers())
 
 
-def transition_entry(step: Transition) -> tuple[EntryType, dict[str, Any]]:
-    """Return the type and the data of the journal's entry."""
-    return EntryType.STATE, {"from": step.before, "action": step.action, "to": step.after}
+def transition_event(step: Transition) -> events.Transition:
+    """Return the journal's entry of a step."""
+    return events.Transition(from_state=step.before, action=step.action, to=step.after)

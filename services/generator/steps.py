@@ -51,8 +51,17 @@ from shared.llm.port import (
 from shared.llm.preemption import Preempted
 from shared.participant.room import BusNearlyFull, TooMuchUnderWay
 from shared.participant.tool_client import ToolClient, new_token, refused
-from shared.records.events import ModelMessage
-from shared.records.journal import EntryType, Items
+from shared.records.events import (
+    AnswerPiece,
+    KnownEvent,
+    ModelMessage,
+    Restarted,
+    ThinkingPiece,
+    ToolAnswered,
+    ToolAsked,
+    Truncated,
+)
+from shared.records.journal import Events
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -165,8 +174,7 @@ class JournalSteps:
         """Void the partial text of a call that an earlier owner did not finish."""
         unsettled = self.run.replay.unsettled.pop(speaker(self.labels), None)
         if unsettled is not None:
-            data = {"step": step, "discard_after": unsettled, **self.labels}
-            await self.run.writer.append(EntryType.RESTARTED, data)
+            await self.run.writer.append(Restarted(step=step, discard_after=unsettled, **self.labels))
 
     async def _schemas(self) -> list[dict[str, Any]]:
         return await offered(self.run.deps.tools, self.allowed, self.functions)
@@ -217,16 +225,14 @@ class JournalSteps:
             }
             if left_out:
                 data["attachments"] = [{"id": id, "name": name} for id, name in left_out.items()]
-            await self.run.writer.append(
-                EntryType.CONTEXT_TRUNCATED, {**data, **self.conversation.seen(fitted), **self.labels}
-            )
+            await self.run.writer.append(Truncated(**data, **self.conversation.seen(fitted), **self.labels))
 
     async def _call(self, step: int, request: ChatRequest, fitted: Fitted, window: int) -> Reply:
         """Run one attempt: write its text as it comes, then the whole message as the checkpoint. window: in tokens."""
         writer = self.run.writer
         before = writer.position
         taken = _Taken()
-        rest: Items = ()
+        rest: Events = ()
         try:
             rest = await self._read(request, DeltaPump(writer, self.labels, self.run.deps.flush_timer), taken)
         except EmptyAnswer:
@@ -234,7 +240,7 @@ class JournalSteps:
             log.warning("model.silent", step=step)
         except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
             if taken.shown:
-                await writer.append(EntryType.RESTARTED, {"step": step, "discard_after": before, **self.labels})
+                await writer.append(Restarted(step=step, discard_after=before, **self.labels))
             raise
         finish, content, thinking = taken.finish, "".join(taken.text), "".join(taken.thinking)
         if finish.reason == "loop":
@@ -264,8 +270,9 @@ class JournalSteps:
             data["reasoning_details"] = list(finish.reasoning_details)
         if self.scope:
             data["scope"] = self.scope
-        await writer.append_all([*rest, (EntryType.MESSAGE, data)])
-        return reply_of(ModelMessage(**data))
+        message = ModelMessage(**data)
+        await writer.append_all([*rest, message])
+        return reply_of(message)
 
     async def _cut_back(self, step: int, before: str, content: str, thinking: str) -> str:
         """Return the text of an answer without its endless repetition, and write it in place of the shown text.
@@ -273,14 +280,14 @@ class JournalSteps:
         before: the last entry before the call's.
         """
         kept = without_loop(content)
-        voided: tuple[EntryType, dict[str, Any]] = (EntryType.RESTARTED, {"step": step, "discard_after": before})
-        again = [(EntryType.THINKING, {"text": thinking})] if thinking else []
-        again += [(EntryType.ANSWER, {"text": kept})] if kept else []
-        await self.run.writer.append_all([(kind, {**data, **self.labels}) for kind, data in (voided, *again)])
+        events: list[KnownEvent] = [Restarted(step=step, discard_after=before, **self.labels)]
+        events += [ThinkingPiece(text=thinking, **self.labels)] if thinking else []
+        events += [AnswerPiece(text=kept, **self.labels)] if kept else []
+        await self.run.writer.append_all(events)
         await self.run.notice("model_loops", _NOTICES["model_loops"])
         return kept
 
-    async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> Items:
+    async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> Events:
         """Collect the model's deltas in `taken`; return the entries that are still to be written."""
         stream = self.run.model.stream(request)
         try:
@@ -288,11 +295,11 @@ class JournalSteps:
                 match delta:
                     case ThinkingDelta(text):
                         taken.thinking.append(text)
-                        pump.add(EntryType.THINKING, text)
+                        pump.add(ThinkingPiece, text)
                         self._measure_first_token()
                     case TextDelta(text):
                         taken.text.append(text)
-                        pump.add(EntryType.ANSWER, text)
+                        pump.add(AnswerPiece, text)
                         self._measure_first_token()
                     case ToolCall():
                         most = self.run.deps.context.settings.max_calls
@@ -341,10 +348,7 @@ class JournalSteps:
         new = {call_id: new_token() for call_id, _ in numbered if call_id not in known.requested}
         await self.run.writer.append_all(
             [
-                (
-                    EntryType.TOOL_REQUEST,
-                    {"call_id": call_id, "tool": call.name, "args": call.args, "step": step, **self.labels},
-                )
+                ToolAsked(call_id=call_id, tool=call.name, args=call.args, step=step, **self.labels)
                 for call_id, call in numbered
                 if call_id in new
             ],
@@ -375,7 +379,7 @@ class JournalSteps:
                 duration_ms=outcome.duration_ms,
                 data=outcome.data,
             )
-        await self.run.writer.append(EntryType.TOOL_RESULT, {**record.model_dump(mode="json"), **self.labels})
+        await self.run.writer.append(ToolAnswered(**record.model_dump(mode="json"), **self.labels))
         return record
 
     async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:

@@ -44,7 +44,8 @@ from shared.participant.background import retry_while_transient, supervised_task
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
-from shared.records.journal import EntryType, response_id
+from shared.records.events import RewardShown
+from shared.records.journal import response_id
 from shared.records.sessions import Sessions
 from shared.records.steps import tell_after
 from shared.telemetry import metrics
@@ -215,10 +216,15 @@ class Rewarding:
                 "respondent_id": f.respondent_id,
             }
             (entry_id,) = await self._context.bus.publish(REWARD_EVENT.of(event, once=once, **headers))
-            shown = {"reward": None if vote.withdrawn else vote.reward, "sentiment": vote.sentiment,
-                     "thumb": vote.thumb, "stars": vote.stars, "comment": vote.comment}  # fmt: skip
+            shown = RewardShown(
+                reward=None if vote.withdrawn else vote.reward,
+                sentiment=vote.sentiment,
+                thumb=vote.thumb,
+                stars=vote.stars,
+                comment=vote.comment,
+            )
             bus, once = self._context.bus, f"reward:{message.entry_id}"
-            await tell_after(bus, f.session_id, rated, EntryType.REWARD, shown, message_id=entry_id, once=once)
+            await tell_after(bus, f.session_id, rated, shown, message_id=entry_id, once=once)
         if (meter := metrics.meter()) is not None:
             meter.vote("withdrawn" if f.withdrawn else f.sentiment or "positive")
         log.info("reward.voted", reward=vote.reward, withdrawn=vote.withdrawn)

@@ -70,6 +70,7 @@ class Part(BaseModel):
         extra="forbid",
         frozen=True,
         protected_namespaces=(),
+        populate_by_name=True,
         defer_build=True,
         cache_strings="keys",
         json_schema_extra=_open,

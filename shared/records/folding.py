@@ -6,15 +6,14 @@ text of the answer is left to the turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from shared.bus import order
-from shared.records.events import Claimed, EntryType, KnownEvent, ModelMessage, Speaker, decode, shown
-from shared.records.journal import TERMINAL, JournalEntry
-from shared.records.response_state import EMPTY, Call, Part, ResponseState, Text, apply
+from shared.records.events import TERMINAL, Claimed, EntryType, KnownEvent, ModelMessage, Speaker, shown
+from shared.records.response_state import Call, Part, ResponseState, Text
 
 # Bytes of one query's events.
 MOST_BYTES = 65_536
@@ -35,21 +34,6 @@ _FEWER = {
 }  # fmt: skip
 
 Event = tuple[str, str, dict[str, Any]]
-
-
-class Folding:
-    """The state of a response whose entries are added as they are written, oldest first."""
-
-    def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
-        self.state = EMPTY
-        for entry in entries:
-            self.state = apply(self.state, entry.typed())
-
-    def add(self, entry_id: str, kind: EntryType | str, data: Mapping[str, Any]) -> None:
-        self.state = apply(self.state, decode(entry_id, kind, 0, data))
-
-    def events(self, answer: str | None = None) -> list[Event]:
-        return compacted(self.state, answer)
 
 
 def compacted(state: ResponseState, answer: str | None = None) -> list[Event]:

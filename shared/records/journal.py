@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,22 @@ from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
 from shared.records.events import LATE as LATE
 from shared.records.events import TERMINAL as TERMINAL
+from shared.records.events import (
+    Claimed,
+    Event,
+    FilesSent,
+    KnownEvent,
+    Noticed,
+    ToolAnswered,
+    Truncated,
+    decode,
+    encode,
+    shown,
+)
 from shared.records.events import Entry as TypedEntry
 from shared.records.events import EntryType as EntryType
-from shared.records.events import decode
 from shared.records.lua import script
+from shared.records.response_state import EMPTY, apply, replay
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 from shared.telemetry.unread import not_understood
@@ -37,14 +49,8 @@ from shared.telemetry.unread import not_understood
 log = get_logger()
 
 
-# What a result tells of the entries before its end. An answer of many thousand pieces is read without reading them.
-_TOLD = frozenset({EntryType.NOTICE})
-# A result tells of these too. The end only names them, because they can list many files; they are read in their place.
-_NAMED = frozenset({EntryType.ATTACHMENTS, EntryType.CONTEXT_TRUNCATED})
 # A tool's result with more bytes is kept in its own entry alone, and read there.
 LARGE_RESULT = 65_536
-# They come by the thousand, and are read the fastest when they say nothing else.
-_DELTAS = frozenset({EntryType.THINKING, EntryType.ANSWER})
 _KNOWN = {kind.value.encode(): kind for kind in EntryType}
 # A first look from the end finds the terminal entry, and what came behind it.
 _LAST = 4
@@ -126,14 +132,14 @@ def response_id(query_id: str, respondent_id: str) -> str:
     return f"{query_id}:{respondent_id}"
 
 
-Items = Sequence[tuple[EntryType, dict[str, Any]]]
+Events = Sequence[KnownEvent]
 
 
 @dataclass(slots=True)
 class Sent:
     """Entries on their way."""
 
-    items: Items
+    events: Events
     commands: Sequence[Command]
     replies: asyncio.Future[list[Any]]
 
@@ -157,17 +163,17 @@ class JournalWriter:
         self.key = key
         self._epoch = epoch
         self._number = number
+        # What the end names of earlier entries, so that a result is read without thousands of pieces: of notices their
+        # data; of entries that may be large, none.
         self._told: list[tuple[str, str, int, dict[str, Any] | None]] = []
         # large results: the entry of each, by call id
         self.large: dict[str, str] = {}
-        # the entries of the claim: ids, types and data
-        self.begun: list[tuple[str, EntryType, dict[str, Any]]] = []
-        # told of every later entry as it is written: its id, type and data
-        self.on_entry: Callable[[str, EntryType, dict[str, Any]], None] = lambda *_: None
+        # the response as far as it is written, or on its way
+        self.state = EMPTY
 
     @classmethod
     async def begin(
-        cls, bus: Bus, key: str, data: dict[str, Any], ttl: int, then: Items = (), messages: Sequence[Outgoing] = ()
+        cls, bus: Bus, key: str, claimed: Claimed, ttl: int, then: Events = (), messages: Sequence[Outgoing] = ()
     ) -> JournalWriter | None:
         """Claim a journal that is expected to be new; return None if another writer has claimed it.
 
@@ -175,26 +181,25 @@ class JournalWriter:
         messages: published in the same write.
         """
         writer = cls(bus, key, 1, 0)
-        return writer if await writer._claim([(EntryType.CLAIMED, data), *then], ttl, messages) else None
+        return writer if await writer._claim([claimed, *then], ttl, messages) else None
 
     @classmethod
-    async def claim(
-        cls, bus: Bus, key: str, data: dict[str, Any], ttl: int
-    ) -> tuple[JournalWriter, list[JournalEntry]]:
+    async def claim(cls, bus: Bus, key: str, claimed: Claimed, ttl: int) -> tuple[JournalWriter, list[JournalEntry]]:
         """Becomes the writer of a journal that may be there. Returns the entries written before, oldest first.
 
         Raises Fenced when another replica claims at the same time, JournalEnded when there is nothing left to write.
         """
         epoch = await cls._next_epoch(bus, key)
         writer = cls(bus, key, epoch, 0)
-        if not await writer._claim([(EntryType.CLAIMED, data)], ttl):
+        if not await writer._claim([claimed], ttl):
             raise Fenced(f"{key} belongs to another replica")
         if epoch == 1:
             return writer, []
         before = [entry async for page in pages(bus, key, f"({epoch}-1") for entry in page]
-        for entry in before:
-            if entry.type in _TOLD or entry.type in _NAMED or entry.type is EntryType.TOOL_RESULT:
-                writer._tell(entry.id, entry.type, entry.time, entry.value(), len(entry.data))
+        typed = [entry.typed() for entry in before]
+        for entry, (entry_id, time, event, _) in zip(before, typed, strict=True):
+            writer._tell(entry_id, time, event, len(entry.data))
+        writer.state = apply(replay(typed), TypedEntry(writer.position, now_ms(), claimed))
         return writer, before
 
     @staticmethod
@@ -215,18 +220,17 @@ class JournalWriter:
         return f"{self._epoch}-{self._number + 1}"
 
     async def append(
-        self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = (), *, messages: Sequence[Outgoing] = ()
+        self, event: KnownEvent, also: Sequence[Command] = (), *, messages: Sequence[Outgoing] = ()
     ) -> str:
         """The id of the new entry. Raises Fenced when the journal belongs to somebody else or has expired.
 
         also: commands sent behind it in the same write; they are carried out even when the entry is refused.
         messages: published behind it in the same way.
         """
-        command = self._command(kind, data)
-        self.on_entry(self.position, kind, data)
+        command = self._command(event)
         publishing = [self._bus.publishing(message) for message in messages]
         replies = await self._bus.link.pipe_raw([command, *also, *publishing])
-        return await self._confirm(kind, data, command, replies[0])
+        return await self._confirm(event, command, replies[0])
 
     async def publish(self, messages: Sequence[Outgoing], also: Sequence[Command] = ()) -> None:
         """Publish messages of the response and carry out further commands, in one write. Raises the first error among
@@ -242,48 +246,43 @@ class JournalWriter:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def append_all(self, items: Items, tokens: Sequence[str] | None = None) -> None:
+    async def append_all(self, events: Events, tokens: Sequence[str] | None = None) -> None:
         """Several entries in one write; of tools' requests with their tokens."""
-        if items:
-            await self.confirm(self.send(items, tokens))
+        if events:
+            await self.confirm(self.send(events, tokens))
 
-    def send(self, items: Items, tokens: Sequence[str] | None = None) -> Sent:
+    def send(self, events: Events, tokens: Sequence[str] | None = None) -> Sent:
         """Write entries without waiting for it; `confirm` waits."""
-        extras: list[tuple[str, ...]] = [()] * len(items)
-        if tokens is not None:
-            extras = [("token", token) for token in tokens]
-        commands = [self._command(kind, data, *extra) for (kind, data), extra in zip(items, extras, strict=True)]
-        sent = Sent(items, commands, asyncio.ensure_future(self._bus.link.submit(commands, True)))
-        for (kind, data), command in zip(items, commands, strict=True):
-            self.on_entry(command[_ARGUMENTS], kind, data)
-        return sent
+        known = [""] * len(events) if tokens is None else tokens
+        commands = [self._command(event, token) for event, token in zip(events, known, strict=True)]
+        return Sent(events, commands, asyncio.ensure_future(self._bus.link.submit(commands, True)))
 
     async def confirm(self, sent: Sent) -> None:
         """Returns when the entries are written. Raises as `append`."""
-        for (kind, data), command, reply in zip(sent.items, sent.commands, await sent.replies, strict=True):
-            await self._confirm(kind, data, command, reply)
+        for event, command, reply in zip(sent.events, sent.commands, await sent.replies, strict=True):
+            await self._confirm(event, command, reply)
 
-    def _count(self, kind: EntryType) -> None:
+    def _arguments(self, event: KnownEvent, token: str = "") -> tuple[str, EntryType, int, bytes]:
+        """Count a new entry; return its id, type, time and JSON text."""
         self._number += 1
+        entry = TypedEntry(self.position, now_ms(), event, token)
+        self.state = apply(self.state, entry)
+        kind, data = encode(event)
         if (meter := metrics.meter()) is not None:
             meter.journal(kind)
+        return entry.id, kind, entry.time, data
 
-    def _command(self, kind: EntryType, data: dict[str, Any], *extra: str | bytes) -> Command:
-        self._count(kind)
-        if kind is EntryType.COMPLETED:
+    def _command(self, event: KnownEvent, token: str = "") -> Command:
+        extra: tuple[str | bytes, ...] = ("token", token) if token else ()
+        if event.type is EntryType.COMPLETED:
             extra = ("told", orjson.dumps(self._told))
-        return _WRITE((self.key,), self.position, kind, now_ms(), orjson.dumps(data), *extra)
+        return _WRITE((self.key,), *self._arguments(event, token), *extra)
 
-    async def _claim(self, items: Items, ttl: int, messages: Sequence[Outgoing] = ()) -> bool:
+    async def _claim(self, events: Events, ttl: int, messages: Sequence[Outgoing] = ()) -> bool:
         """Write the first entries of this writer; return False if another writer has claimed the journal before."""
         # A random value tells two claims of one replica at the same time apart.
-        claim, now = os.urandom(16).hex(), now_ms()
-        entries: list[Any] = []
-        for kind, data in items:
-            self._count(kind)
-            position = self.position
-            self.begun.append((position, kind, data))
-            entries += (position, kind, now, orjson.dumps(data))
+        claim = os.urandom(16).hex()
+        entries: list[Any] = [value for event in events for value in self._arguments(event)]
         publishing = [self._bus.publishing(message) for message in messages]
         reply, *_ = await self._bus.link.pipe_raw([_CLAIM((self.key,), ttl, claim, *entries), *publishing])
         try:
@@ -292,12 +291,12 @@ class JournalWriter:
             return False
         return True
 
-    async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:
+    async def _confirm(self, event: KnownEvent, command: Command, reply: Any) -> str:
         if reply is None:
             raise Fenced(f"{self.key} has expired")
         entry_id, _, time, payload, *_ = command[_ARGUMENTS:]
         await self._check(reply, *command[_ARGUMENTS:])
-        self._tell(str(entry_id), kind, time, data, len(payload))
+        self._tell(str(entry_id), time, event, len(payload))
         return str(entry_id)
 
     async def _check(
@@ -314,15 +313,16 @@ class JournalWriter:
         if not found or found[0][1] != [p if isinstance(p, bytes) else str(p).encode() for p in written]:
             raise Fenced(f"{self.key} belongs to another replica")
 
-    def _tell(self, entry_id: str, kind: str, time: int, data: dict[str, Any], size: int) -> None:
+    def _tell(self, entry_id: str, time: int, event: Event, size: int) -> None:
         """Keeps what the end is to tell of an entry; `size`: bytes of its data."""
-        if kind in _TOLD:
-            self._told.append((entry_id, kind, time, data))
-        elif kind in _NAMED:
-            self._told.append((entry_id, kind, time, None))
-        elif kind == EntryType.TOOL_RESULT and size > LARGE_RESULT:
-            self._told.append((entry_id, kind, time, None))
-            self.large[str(data.get("call_id"))] = entry_id
+        match event:
+            case Noticed():
+                self._told.append((entry_id, event.type, time, shown(event)))
+            case FilesSent() | Truncated():
+                self._told.append((entry_id, event.type, time, None))
+            case ToolAnswered() if size > LARGE_RESULT:
+                self._told.append((entry_id, event.type, time, None))
+                self.large[event.call_id] = entry_id
 
 
 _CLAIM = script("claim_journal", "publish_entry")
@@ -340,16 +340,15 @@ def closing(key: str, ttl: int) -> Command:
 _APPEND_AFTER = script("append_after_end", "publish_entry")
 
 
-async def append_after(
-    bus: Bus, key: str, kind: EntryType, data: dict[str, Any], *, once: str, patience: float = 30.0
-) -> str | None:
+async def append_after(bus: Bus, key: str, event: KnownEvent, *, once: str, patience: float = 30.0) -> str | None:
     """The id of an entry that another participant adds after completion (critique, pairwise, reward).
 
     once: a name under which it is added at most one time.
     patience: seconds to wait for a response that is still being written.
     None when the journal has expired or its response is not completed in time.
     """
-    command = _APPEND_AFTER((key,), once, kind.value, now_ms(), orjson.dumps(data), *(t.value for t in TERMINAL))
+    kind, data = encode(event)
+    command = _APPEND_AFTER((key,), once, kind.value, now_ms(), data, *(t.value for t in TERMINAL))
     until = asyncio.get_running_loop().time() + patience
     pause = 0.02
     while True:

@@ -8,7 +8,7 @@ the session; and nothing brings it back that comes later than that.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import orjson
@@ -18,16 +18,15 @@ from shared.bus import Bus, Command, order
 from shared.bus.keys import deleted_key, journal_key, session_key, steps_key, turns_key
 from shared.contracts import QueryReceived
 from shared.errors import DecodeError
-from shared.records.folding import Event, Folding, bounded, parse
+from shared.records.events import LATE, TERMINAL, Completed, Failed, KnownEvent, Unknown, shown
+from shared.records.folding import Event, bounded, compacted, parse
 from shared.records.journal import (
-    LATE,
-    TERMINAL,
-    EntryType,
     append_after,
     read_journal,
 )
 from shared.records.lanes import padded
 from shared.records.lua import script
+from shared.records.response_state import replay
 from shared.records.sessions import Sessions, Turn
 from shared.telemetry.unread import not_understood
 
@@ -60,27 +59,26 @@ def keeping(session_id: str, query_id: str, events: Sequence[Event], why: Unansw
     return _KEEP(keys, query_id, bounded(events), why.model_dump_json() if why else "")
 
 
-def unanswered(query: QueryReceived, kind: EntryType, data: Mapping[str, Any]) -> Unanswered | None:
+def unanswered(query: QueryReceived, end: KnownEvent) -> Unanswered | None:
     """A question that ended so, without an answer; None where it has one, or where its client keeps the history."""
-    if kind is EntryType.COMPLETED or query.messages is not None:
+    if isinstance(end, Completed) or query.messages is not None:
         return None
     said = {"query": query.query, "mode": query.mode, "after": query.after}
-    if kind is EntryType.CANCELLED:
-        return Unanswered(state="cancelled", **said)
-    error = {name: str(data.get(name, "")) for name in ("code", "message")}
-    return Unanswered(state="failed", error=error, **said)
+    if isinstance(end, Failed):
+        return Unanswered(state="failed", error={"code": end.code, "message": end.message}, **said)
+    return Unanswered(state="cancelled", **said)
 
 
 async def keep_ended(bus: Bus, query: QueryReceived, query_id: str) -> None:
     """Keeps what happened in a query whose journal has ended: its owner may have died before it could."""
     journal = await read_journal(bus, journal_key(query_id, _SHOWN))
-    end = next((entry for entry in journal if entry.type in TERMINAL), None)
-    if end is None:
+    state = replay(entry.typed() for entry in journal if entry.type not in LATE)
+    if state.end is None or isinstance(state.end.event, Unknown):
         return
     turn = await Sessions(bus).turn(query.session_id, _SHOWN, query_id)
-    why = None if turn else unanswered(query, EntryType(end.type), end.value())
+    why = None if turn else unanswered(query, state.end.event)
     if turn or why:
-        events = Folding(one for one in journal if one.type not in LATE).events(turn.answer if turn else None)
+        events = compacted(state, turn.answer if turn else None)
         await bus.link.call(*keeping(query.session_id, query_id, events, why))
 
 
@@ -88,8 +86,7 @@ async def tell_after(
     bus: Bus,
     session_id: str,
     response: str,
-    kind: EntryType,
-    data: dict[str, Any],
+    event: KnownEvent,
     *,
     message_id: str,
     once: str,
@@ -101,14 +98,14 @@ async def tell_after(
     name under which the journal has it at most one time.
     """
     query_id, _, respondent = response.rpartition(":")
-    await append_after(bus, journal_key(query_id, respondent), kind, data, once=once)
+    await append_after(bus, journal_key(query_id, respondent), event, once=once)
     if respondent != _SHOWN:
         return
     # an answer that another program wrote is in no session
     with contextlib.suppress(ValueError, DecodeError):
         keys = (session_key(session_id), deleted_key(session_id), steps_key(session_id), turns_key(session_id, _SHOWN))
-        place, value = f"{padded(query_id)} ", orjson.dumps([data, message_id])
-        await bus.link.call(*_JUDGE(keys, query_id, place, kind.value, value))
+        place, value = f"{padded(query_id)} ", orjson.dumps([shown(event), message_id])
+        await bus.link.call(*_JUDGE(keys, query_id, place, event.type.value, value))
 
 
 async def read_steps(bus: Bus, session_id: str, turn: Turn | None, query_id: str) -> list[Event] | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from support.entries import event_of
 from support.redis_servers import unsynced
 from support.stack import Client, Participant, Participants, order, shown
 from support.waiting import eventually
@@ -409,7 +410,7 @@ def test_the_journal_of_a_dead_query_expires(redis_url: str) -> None:
         from shared.records.journal import JournalWriter
 
         async with Bus(redis_url, "test/1") as bus:
-            await JournalWriter.claim(bus, journal_key("1-1", "A"), {}, 60)
+            await JournalWriter.claim(bus, journal_key("1-1", "A"), event_of("claimed", {}), 60)
             return int(await bus.link.call("TTL", journal_key("1-1", "A")))
 
     assert 0 < asyncio.run(claim()) <= 60

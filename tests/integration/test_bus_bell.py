@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.entries import event_of
 from support.proxy import Proxy
 from support.waiting import eventually
 
@@ -31,7 +32,7 @@ SOON = 10.0
 
 
 async def claim(bus: Bus, key: str = KEY) -> JournalWriter:
-    return (await JournalWriter.claim(bus, key, {}, 60))[0]
+    return (await JournalWriter.claim(bus, key, event_of("claimed", {}), 60))[0]
 
 
 async def take(follower: Follower, last: str, delay: float = 0.0) -> list[Entry]:
@@ -80,12 +81,12 @@ async def test_what_comes_after_the_end_is_rung_too(bus: Bus, monkeypatch: pytes
         waiting = asyncio.create_task(collect(bell, KEY, "1-2"))
         await listening(bell, KEY)
         writer = await claim(bus)
-        await writer.append(EntryType.COMPLETED, {"answer": "x"})
+        await writer.append(event_of(EntryType.COMPLETED, {"answer": "x"}))
         await waiting
         follower = bell.follow(KEY, "1-2")
         critique = asyncio.create_task(follower.next())
         await listening(bell, KEY)
-        await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+        await append_after(bus, KEY, event_of(EntryType.CRITIQUE, {"score": 5}), once="critique")
         (entry,) = await asyncio.wait_for(critique, SOON)
         assert JournalEntry.parse(entry).type is EntryType.CRITIQUE
 
@@ -115,11 +116,11 @@ async def test_what_redis_refused_is_rung_to_nobody(bus: Bus, raw: redis.Redis) 
         first = await claim(bus)
         second = await claim(bus)
         with pytest.raises(Fenced):
-            await first.append(EntryType.ANSWER, {"text": "zombie"})
+            await first.append(event_of(EntryType.ANSWER, {"text": "zombie"}))
         raw.delete(KEY)
         with pytest.raises(Fenced):
-            await second.append(EntryType.ANSWER, {"text": "expired"})
-        await append_after(bus, KEY, EntryType.CRITIQUE, {}, once="c", patience=0)
+            await second.append(event_of(EntryType.ANSWER, {"text": "expired"}))
+        await append_after(bus, KEY, event_of(EntryType.CRITIQUE, {}), once="c", patience=0)
         raw.spublish(KEY, "end")
         messages: list[bytes] = []
         while not messages or messages[-1] != b"end":
@@ -142,7 +143,7 @@ async def test_a_message_that_lies_changes_nothing(message: Any, bus: Bus, raw: 
             raw.spublish(KEY, message)
         writer = await claim(bus)
         for n in range(3):
-            await writer.append(EntryType.ANSWER, {"text": str(n)})
+            await writer.append(event_of(EntryType.ANSWER, {"text": str(n)}))
         assert [entry_id for entry_id, _ in await waiting] == ["1-3", "1-4"]
 
 
@@ -168,7 +169,7 @@ async def test_what_is_large_is_announced_and_read_from_the_stream(bus: Bus, raw
             waiting = asyncio.create_task(take(bell.follow(KEY), "1-2"))
             await listening(bell, KEY)
             writer = await claim(bus)
-            await writer.append(EntryType.TOOL_RESULT, {"result": text})
+            await writer.append(event_of(EntryType.TOOL_RESULT, {"result": text}))
             found = await waiting
         assert JournalEntry.parse(found[-1]).value() == {"result": text}
         seen: list[int] = []
@@ -196,7 +197,7 @@ async def test_an_event_costs_the_same_however_many_journals_are_followed(
         connections, before = len(raw.client_list()), {name: calls(raw, name) for name in ("xread", "xrange", "xadd")}
         for writer in writers:
             for n in range(3):
-                await writer.append(EntryType.ANSWER, {"text": str(n)})
+                await writer.append(event_of(EntryType.ANSWER, {"text": str(n)}))
         await asyncio.wait_for(asyncio.gather(*tasks), 30)
         after = {name: calls(raw, name) for name in before}
         assert after == {**before, "xadd": before["xadd"] + 900}
@@ -235,7 +236,7 @@ async def test_a_slow_follower_keeps_few_bytes(bus: Bus) -> None:
         fast = asyncio.create_task(collect(bell, KEY, "1-301"))
         most = 0
         for _ in range(300):
-            await writer.append(EntryType.ANSWER, {"text": text})
+            await writer.append(event_of(EntryType.ANSWER, {"text": text}))
             most = max(most, slow._bytes)
         await fast
         assert most < 300_000
@@ -265,7 +266,7 @@ async def test_an_entry_of_any_form_is_read(fields: dict[bytes, bytes], bus: Bus
     writer = await claim(bus)
     raw.xadd(KEY, fields, id="1-2")
     writer._number += 1
-    await writer.append(EntryType.ANSWER, {"text": "x"})
+    await writer.append(event_of(EntryType.ANSWER, {"text": "x"}))
     entries = await read_journal(bus, KEY)
     assert [entry.id for entry in entries] == ["1-1", "1-2", "1-3"]
     assert all(isinstance(entry.value(), dict) for entry in entries)
@@ -283,11 +284,11 @@ async def test_a_key_that_is_no_journal_is_read_as_none(bus: Bus, raw: redis.Red
     async with open_subscriber(bus) as bell:
         tasks = [asyncio.create_task(collect(bell, key, "1-2")) for key in (KEY, other)]
         writer = await claim(bus, other)
-        await writer.append(EntryType.ANSWER, {"text": "x"})
+        await writer.append(event_of(EntryType.ANSWER, {"text": "x"}))
         await asyncio.wait_for(tasks[1], SOON)
         raw.delete(KEY)
         writer = await claim(bus)
-        await writer.append(EntryType.ANSWER, {"text": "x"})
+        await writer.append(event_of(EntryType.ANSWER, {"text": "x"}))
         await asyncio.wait_for(tasks[0], SOON)
 
 
@@ -296,13 +297,13 @@ async def test_a_key_that_is_no_journal_is_read_as_none(bus: Bus, raw: redis.Red
 
 async def test_a_completed_journal_tells_at_its_end_what_a_result_needs(bus: Bus, raw: redis.Redis) -> None:
     first = await claim(bus)
-    await first.append(EntryType.STATE, {"from": "A", "to": "B"})
-    await first.append_all([(EntryType.ANSWER, {"text": "x"})] * 3_000)
+    await first.append(event_of(EntryType.STATE, {"from": "A", "to": "B"}))
+    await first.append_all([event_of(EntryType.ANSWER, {"text": "x"})] * 3_000)
     # what an earlier owner wrote is told by the one that completes
     second = await claim(bus)
-    await second.append(EntryType.NOTICE, {"code": "a", "message": "b"})
-    await second.append(EntryType.COMPLETED, {"answer": "x" * 3_000})
-    await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+    await second.append(event_of(EntryType.NOTICE, {"code": "a", "message": "b"}))
+    await second.append(event_of(EntryType.COMPLETED, {"answer": "x" * 3_000}))
+    await append_after(bus, KEY, event_of(EntryType.CRITIQUE, {"score": 5}), once="critique")
     before = calls(raw, "xrange")
     told = [entry async for page in read_result(bus, KEY) for entry in page]
     assert calls(raw, "xrange") == before
@@ -322,7 +323,7 @@ async def test_what_has_taken_a_journals_place_has_no_pages(bus: Bus) -> None:
 
 async def test_a_journal_is_read_in_pages(bus: Bus) -> None:
     writer = await claim(bus)
-    await writer.append_all([(EntryType.ANSWER, {"text": "x"})] * 1_000)
+    await writer.append_all([event_of(EntryType.ANSWER, {"text": "x"})] * 1_000)
     sizes = [len(page) async for page in pages(bus, KEY)]
     assert sum(sizes) == 1_001
     assert max(sizes) <= 256

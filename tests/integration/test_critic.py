@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.entries import event_of
 from support.lives import unending
 from support.services import announced, running
 from support.stack import Client
@@ -445,11 +446,13 @@ async def test_the_grade_and_the_verdict_come_into_the_journals_after_their_end(
     async with court(redis_url) as on:
         writers = {}
         for respondent in ("A", "B"):
-            writers[respondent], _ = await JournalWriter.claim(on.bus, journal_key("1-1", respondent), {}, 60)
+            writers[respondent], _ = await JournalWriter.claim(
+                on.bus, journal_key("1-1", respondent), event_of("claimed", {}), 60
+            )
         await on.submit(generation("1-1"), generation("1-1", "B"))
         await asyncio.sleep(0.3)
         for writer in writers.values():
-            await writer.append(EntryType.COMPLETED, {})
+            await writer.append(event_of(EntryType.COMPLETED, {}))
         await on.settled()
         kinds = [[e.type.value for e in await read_journal(on.bus, journal_key("1-1", r))] for r in ("A", "B")]
     assert kinds == [["claimed", "completed", "critique", "pairwise"]] * 2
@@ -706,9 +709,12 @@ async def test_several_judges_are_told_each_and_what_they_come_to(redis_url: str
         rules.append(of(model, {"when": {"user": "###Score Rubrics"}, "respond": said}))
     async with court(redis_url, judges=["one", "two", "three", "gone"]) as on:
         on.server.set_rules(Script.model_validate({"models": {"one": [], "two": [], "three": []}, "rules": rules}))
-        writers = [(await JournalWriter.claim(on.bus, journal_key("1-1", side), {}, 60))[0] for side in ("A", "B")]
+        writers = [
+            (await JournalWriter.claim(on.bus, journal_key("1-1", side), event_of("claimed", {}), 60))[0]
+            for side in ("A", "B")
+        ]
         for writer in writers:
-            await writer.append(EntryType.COMPLETED, {})
+            await writer.append(event_of(EntryType.COMPLETED, {}))
         await on.submit(generation("1-1"), generation("1-1", "B", "bad"))
         await on.settled()
         critique, _ = await on.critiques()

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.entries import event_of
 from support.services import announced, running
 from support.stack import Stage, order, respondent, shown, stage
 from support.waiting import eventually
@@ -169,10 +170,10 @@ async def test_a_query_that_failed_gives_the_turn_to_the_next(redis_url: str) ->
 async def test_query_whose_journal_has_ended_only_leaves_its_queue(redis_url: str) -> None:
     async with stage(redis_url, replicas=0) as on:
         query_id, other = await on.ask("done", "s1"), await on.ask("other", "s1")
-        writer = await JournalWriter.begin(on.bus, journal_key(query_id, "A"), {}, 600)
+        writer = await JournalWriter.begin(on.bus, journal_key(query_id, "A"), event_of("claimed", {}), 600)
         assert writer is not None
         # Its owner died before it acknowledged the entry.
-        await writer.append(EntryType.FAILED, {"code": "model_error", "message": "away"})
+        await writer.append(event_of(EntryType.FAILED, {"code": "model_error", "message": "away"}))
         before = await on.journal(query_id)
     async with stage(redis_url) as on:
         assert await on.answer(other) == "You asked: other"

@@ -9,12 +9,14 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.entries import event_of, whole
 
 from shared.bus import Bus, ReplyError, order
 from shared.bus.keys import journal_key
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, Subject
 from shared.envelope import Envelope, now_ms
 from shared.errors import Fenced
+from shared.records.events import Entry
 from shared.records.journal import (
     LARGE_RESULT,
     EntryType,
@@ -33,9 +35,12 @@ KEY = journal_key("1-1", "A")
 
 async def claim(bus: Bus, owner: str, *, fresh: bool = False) -> tuple[JournalWriter, list[Any]]:
     """fresh: as who expects nothing there."""
-    if fresh and (writer := await JournalWriter.begin(bus, KEY, {"owner": owner}, 60)) is not None:
+    if (
+        fresh
+        and (writer := await JournalWriter.begin(bus, KEY, event_of("claimed", {"replica": owner}), 60)) is not None
+    ):
         return writer, []
-    return await JournalWriter.claim(bus, KEY, {"owner": owner}, 60)
+    return await JournalWriter.claim(bus, KEY, event_of("claimed", {"replica": owner}), 60)
 
 
 def answers(entries: list[Any]) -> list[Any]:
@@ -43,38 +48,40 @@ def answers(entries: list[Any]) -> list[Any]:
 
 
 async def test_a_new_journal_begins_with_everything_or_nothing(bus: Bus, raw: redis.Redis) -> None:
-    begins = [(EntryType.STATE, {"to": "A"}), (EntryType.STATE, {"to": "B"})]
+    begins = [event_of(EntryType.STATE, whole("state", {"to": state})) for state in "AB"]
     said = QUERY_CANCEL.of(QueryCancel(query_id="1-1"))
-    writer = await JournalWriter.begin(bus, KEY, {"owner": "r1"}, 60, begins, [said])
+    claimed = whole("claimed", {"replica": "r1"})
+    writer = await JournalWriter.begin(bus, KEY, event_of("claimed", claimed), 60, begins, [said])
     assert writer is not None
     assert writer.position == "1-3"
-    assert writer.begun == [
-        (f"1-{n}", kind, data) for n, (kind, data) in enumerate([(EntryType.CLAIMED, {"owner": "r1"}), *begins], 1)
-    ]
     found = await read_journal(bus, KEY)
-    assert [(entry.id, entry.type, entry.value()) for entry in found] == writer.begun
+    assert [(entry.id, entry.type, entry.value()) for entry in found] == [
+        ("1-1", "claimed", claimed), ("1-2", "state", whole("state", {"to": "A"})),
+        ("1-3", "state", whole("state", {"to": "B"})),
+    ]  # fmt: skip
+    assert [part.id for part in writer.state.parts if isinstance(part, Entry)] == ["1-1", "1-2", "1-3"]
     assert 0 < raw.ttl(KEY) <= 60
     assert raw.xlen(QUERY_CANCEL.stream) == 1
     # somebody who expects nothing there finds the journal, and adds to it its claim alone
-    assert await JournalWriter.begin(bus, KEY, {"owner": "r2"}, 60, begins) is None
-    other, before = await JournalWriter.claim(bus, KEY, {"owner": "r2"}, 60)
+    assert await JournalWriter.begin(bus, KEY, event_of("claimed", {"replica": "r2"}), 60, begins) is None
+    other, before = await JournalWriter.claim(bus, KEY, event_of("claimed", {"replica": "r2"}), 60)
     assert ([entry.id for entry in before], other.position) == (["1-1", "1-2", "1-3"], "2-1")
-    assert other.begun == [("2-1", EntryType.CLAIMED, {"owner": "r2"})]
+    assert [part.id for part in other.state.parts if isinstance(part, Entry)] == ["1-1", "1-2", "1-3", "2-1"]
     assert [entry.id for entry in await read_journal(bus, KEY)] == ["1-1", "1-2", "1-3", "2-1"]
     with pytest.raises(Fenced):
-        await writer.append(EntryType.ANSWER, {"text": "late"})
+        await writer.append(event_of(EntryType.ANSWER, {"text": "late"}))
 
 
 @pytest.mark.parametrize("taken_over", [False, True])
 async def test_a_large_result_is_kept_in_its_own_entry_and_read_there(taken_over: bool, bus: Bus) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
-    large = {"call_id": "large", "result": "x" * LARGE_RESULT}
-    place = await writer.append(EntryType.TOOL_RESULT, large)
-    await writer.append(EntryType.TOOL_RESULT, {"call_id": "small", "result": "y" * 100})
+    large = whole("tool.result", {"call_id": "large", "result": "x" * LARGE_RESULT})
+    place = await writer.append(event_of(EntryType.TOOL_RESULT, large))
+    await writer.append(event_of(EntryType.TOOL_RESULT, {"call_id": "small", "result": "y" * 100}))
     if taken_over:
         writer, _ = await claim(bus, "r2")
     assert writer.large == {"large": place}
-    await writer.append(EntryType.COMPLETED, {"answer": "so"})
+    await writer.append(event_of(EntryType.COMPLETED, {"answer": "so"}))
     end = (await read_journal(bus, KEY))[-1]
     assert len(end.told) < 200
     (shown,) = [entries async for entries in read_result(bus, KEY)]
@@ -83,8 +90,8 @@ async def test_a_large_result_is_kept_in_its_own_entry_and_read_there(taken_over
 
 async def test_a_large_result_that_is_not_there_any_more_hides_nothing_else(bus: Bus, raw: redis.Redis) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
-    place = await writer.append(EntryType.TOOL_RESULT, {"call_id": "large", "result": "x" * LARGE_RESULT})
-    await writer.append(EntryType.COMPLETED, {"answer": "so"})
+    place = await writer.append(event_of(EntryType.TOOL_RESULT, {"call_id": "large", "result": "x" * LARGE_RESULT}))
+    await writer.append(event_of(EntryType.COMPLETED, {"answer": "so"}))
     (end,) = raw.xrevrange(KEY, count=1)
     raw.xdel(KEY, place)
     (shown,) = [entries async for entries in read_result(bus, KEY)]
@@ -98,7 +105,7 @@ async def test_a_large_result_that_is_not_there_any_more_hides_nothing_else(bus:
 
 async def test_a_fresh_claim_on_a_journal_that_is_there_continues_it(bus: Bus) -> None:
     first, _ = await claim(bus, "r1", fresh=True)
-    await first.append(EntryType.ANSWER, {"text": "one"})
+    await first.append(event_of(EntryType.ANSWER, {"text": "one"}))
     second, before = await claim(bus, "r2", fresh=True)
     assert answers(before) == ["one"]
     assert order(second.position) > order(first.position)
@@ -135,41 +142,39 @@ async def test_an_entry_is_written_with_its_fields_and_the_end_with_notices(
     monkeypatch.setattr("shared.records.journal.now_ms", lambda: 5)
     meter = Meter("probe")
     monkeypatch.setattr(metrics, "_meter", meter)
-    told: list[Any] = []
     writer, _ = await claim(bus, "r1", fresh=True)
     assert (writer.position, writer.next_position) == ("1-1", "1-2")
-    writer.on_entry = lambda *what: told.append(what)
-    await writer.append(EntryType.ANSWER, {"text": "a"})
-    await writer.append(EntryType.STATE, {"to": "B"})
-    await writer.append(EntryType.NOTICE, {"code": "n"})
+    await writer.append(event_of(EntryType.ANSWER, {"text": "a"}))
+    await writer.append(event_of(EntryType.STATE, {"to": "B"}))
+    await writer.append(event_of(EntryType.NOTICE, {"code": "n"}))
     await writer.append_all([])
-    await writer.append_all([(EntryType.TOOL_REQUEST, {"n": 0}), (EntryType.TOOL_REQUEST, {"n": 1})], ["one", "two"])
-    end = await writer.append(EntryType.COMPLETED, {"answer": "a"})
-    plain = {"time": "5", "data": '{"n":0}'}
+    await writer.append_all([event_of(EntryType.TOOL_REQUEST, {"step": number}) for number in (0, 1)], ["one", "two"])
+    end = await writer.append(event_of(EntryType.COMPLETED, {"answer": "a"}))
+    plain = {"time": "5", "data": '{"step":0}'}
     written = fields(raw)
     assert len(written[0][1].pop("claim")) == 32
     assert written == [
-        ("1-1", {"type": "claimed", "time": "5", "data": '{"owner":"r1"}'}),
+        ("1-1", {"type": "claimed", "time": "5", "data": '{"replica":"r1"}'}),
         ("1-2", {"type": "answer", "time": "5", "data": '{"text":"a"}'}),
         ("1-3", {"type": "state", "time": "5", "data": '{"to":"B"}'}),
         ("1-4", {"type": "notice", "time": "5", "data": '{"code":"n"}'}),
         ("1-5", {"type": "tool.request", **plain, "token": "one"}),
-        ("1-6", {"type": "tool.request", **plain, "data": '{"n":1}', "token": "two"}),
+        ("1-6", {"type": "tool.request", **plain, "data": '{"step":1}', "token": "two"}),
         ("1-7", {"type": "completed", "time": "5", "data": '{"answer":"a"}',
                  "told": '[["1-4","notice",5,{"code":"n"}]]'}),
     ]  # fmt: skip
     assert end == writer.position == "1-7"
-    assert told == [
-        (entry_id, EntryType(one["type"]), orjson.loads(one["data"])) for entry_id, one in written[1:]
-    ]  # fmt: skip
+    assert (writer.state.last, writer.state.answer, [call.token for call in writer.state.calls]) == (
+        "1-7", "a", ["one", "two"]
+    )  # fmt: skip
     assert meter._journal.labels("tool.request")._value.get() == 2
 
 
 @pytest.mark.parametrize("kind", [EntryType.FAILED, EntryType.CANCELLED])
 async def test_an_end_that_is_no_answer_tells_of_nothing(kind: EntryType, bus: Bus, raw: redis.Redis) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
-    await writer.append(EntryType.NOTICE, {"code": "n"})
-    await writer.append(kind, {"code": "c"})
+    await writer.append(event_of(EntryType.NOTICE, {"code": "n"}))
+    await writer.append(event_of(kind, {}))
     assert set(fields(raw)[-1][1]) == {"type", "time", "data"}
 
 
@@ -180,7 +185,9 @@ def message(subject: Subject[Any] = QUERY_CANCEL, once: str | None = None) -> Ou
 async def test_messages_are_published_with_the_entry_that_they_follow(bus: Bus, raw: redis.Redis) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
     also = [("SET", "one", "1"), ("SET", "two", "2")]
-    place = await writer.append(EntryType.STATE, {"to": "B"}, also, messages=[message(), message(QUERY_RECEIVED)])
+    place = await writer.append(
+        event_of(EntryType.STATE, {"to": "B"}), also, messages=[message(), message(QUERY_RECEIVED)]
+    )
     assert (place, raw.get("one"), raw.get("two")) == ("1-2", b"1", b"2")
     assert (raw.xlen(QUERY_CANCEL.stream), raw.xlen(QUERY_RECEIVED.stream)) == (1, 1)
     await writer.publish([message()], [("SET", "three", "3")])
@@ -210,15 +217,15 @@ async def test_an_answer_is_finished_although_those_who_only_watch_see_nothing(b
 
 async def test_a_later_owner_goes_on_with_what_the_end_is_to_tell(bus: Bus, raw: redis.Redis) -> None:
     first, _ = await claim(bus, "r1", fresh=True)
-    await first.append(EntryType.NOTICE, {"code": "n"})
-    await first.append(EntryType.ANSWER, {"text": "a"})
-    await first.append(EntryType.TOOL_RESULT, {"call_id": "small", "result": "r"})
+    await first.append(event_of(EntryType.NOTICE, {"code": "n", "message": "m"}))
+    await first.append(event_of(EntryType.ANSWER, {"text": "a"}))
+    await first.append(event_of(EntryType.TOOL_RESULT, {"call_id": "small", "result": "r"}))
     later, before = await claim(bus, "r2")
     assert [entry.id for entry in before] == ["1-1", "1-2", "1-3", "1-4"]
     assert (later.position, later.large) == ("2-1", {})
-    await later.append(EntryType.COMPLETED, {})
+    await later.append(event_of(EntryType.COMPLETED, {}))
     (notice,) = (await read_journal(bus, KEY))[-1].earlier() or []
-    assert (notice.id, notice.type, notice.value()) == ("1-2", EntryType.NOTICE, {"code": "n"})
+    assert (notice.id, notice.type, notice.value()) == ("1-2", EntryType.NOTICE, {"code": "n", "message": "m"})
     assert 0 <= now_ms() - notice.time < 3_600_000
 
 
@@ -226,17 +233,19 @@ async def test_a_result_of_exactly_the_size_that_is_told_is_told(bus: Bus) -> No
     writer, _ = await claim(bus, "r1", fresh=True)
     around = len(orjson.dumps({"call_id": "c", "result": ""}))
     for more, large in ((0, {}), (1, {"c": "1-3"})):
-        await writer.append(EntryType.TOOL_RESULT, {"call_id": "c", "result": "x" * (LARGE_RESULT - around + more)})
+        await writer.append(
+            event_of(EntryType.TOOL_RESULT, {"call_id": "c", "result": "x" * (LARGE_RESULT - around + more)})
+        )
         assert writer.large == large
 
 
 async def test_the_end_is_found_behind_whatever_came_later(bus: Bus, raw: redis.Redis) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
     for n in range(6):
-        await writer.append(EntryType.ANSWER, {"text": n})
+        await writer.append(event_of(EntryType.ANSWER, {"text": str(n)}))
     # while it is written, a few of the newest are all there is to see
     assert [entry.id for entry in await read_end(bus, KEY)] == ["1-4", "1-5", "1-6", "1-7"]
-    await writer.append(EntryType.FAILED, {})
+    await writer.append(event_of(EntryType.FAILED, {}))
     assert [entry.id for entry in await read_end(bus, KEY)] == ["1-8"]
     later = [raw.xadd(KEY, {"type": "hologram" if n % 3 else "reward", "time": 1}).decode() for n in range(700)]
     assert [entry.id for entry in await read_end(bus, KEY)] == ["1-8", *later]
@@ -264,7 +273,7 @@ async def test_of_what_is_not_completed_everything_is_read_in_its_order(
     for n in range(700):
         raw.xadd(KEY, {"type": "answer", "time": 1, "data": "{}"}, id=f"1-{n + 2}")
     writer._number = 701
-    await writer.append(kind, {})
+    await writer.append(event_of(kind, {}))
     pages = [page async for page in read_result(bus, KEY)]
     assert [entry.id for page in pages for entry in page] == [f"1-{n}" for n in range(1, 703)]
     # nobody is kept waiting by a long one
@@ -276,10 +285,10 @@ async def test_of_what_is_completed_the_end_tells_enough_and_else_everything_is_
     bus: Bus, raw: redis.Redis
 ) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
-    await writer.append(EntryType.ANSWER, {"text": "a"})
-    await writer.append(EntryType.NOTICE, {"code": "n"})
-    await writer.append(EntryType.COMPLETED, {"answer": "a"})
-    late = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, once="r")
+    await writer.append(event_of(EntryType.ANSWER, {"text": "a"}))
+    await writer.append(event_of(EntryType.NOTICE, {"code": "n"}))
+    await writer.append(event_of(EntryType.COMPLETED, {"answer": "a"}))
+    late = await append_after(bus, KEY, event_of(EntryType.REWARD, {"reward": 1}), once="r")
     (shown,) = [page async for page in read_result(bus, KEY)]
     assert [entry.id for entry in shown] == ["1-3", "1-4", late]
     # one whose end tells nothing
@@ -294,7 +303,7 @@ async def test_what_others_add_is_added_once(bus: Bus, raw: redis.Redis, monkeyp
     for kind in ("failed", "cancelled", "completed"):
         raw.delete(KEY)
         raw.xadd(KEY, {"type": kind, "time": 1, "data": "{}"}, id="1-1")
-        added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="c", patience=0.0)
+        added = await append_after(bus, KEY, event_of(EntryType.CRITIQUE, {"score": 5}), once="c", patience=0.0)
         assert fields(raw)[1:] == [
             (added, {"once": "c", "type": "critique", "time": "5", "data": '{"score":5}'}),
         ]  # fmt: skip
@@ -303,9 +312,9 @@ async def test_what_others_add_is_added_once(bus: Bus, raw: redis.Redis, monkeyp
     for n in range(600):
         pipe.xadd(KEY, {"once": f"other {n}", "type": "reward", "time": "1", "data": "{}"})
     pipe.execute()
-    last = await append_after(bus, KEY, EntryType.PAIRWISE, {}, once="p", patience=0.0)
+    last = await append_after(bus, KEY, event_of(EntryType.PAIRWISE, {}), once="p", patience=0.0)
     assert last == fields(raw)[-1][0]
-    assert await append_after(bus, KEY, EntryType.PAIRWISE, {}, once="p", patience=0.0) == last
+    assert await append_after(bus, KEY, event_of(EntryType.PAIRWISE, {}), once="p", patience=0.0) == last
     assert raw.xlen(KEY) == 603
 
 
@@ -322,12 +331,12 @@ async def test_who_appends_waits_ever_longer_and_as_long_as_he_says(
     clock = SimpleNamespace(sleep=sleep, get_running_loop=lambda: SimpleNamespace(time=lambda: now[0]))
     monkeypatch.setattr("shared.records.journal.asyncio", clock)
     raw.xadd(KEY, {"type": "answer", "time": 1, "data": "{}"}, id="1-1")
-    assert await append_after(bus, KEY, EntryType.REWARD, {}, once="r", patience=3.0) is None
+    assert await append_after(bus, KEY, event_of(EntryType.REWARD, {}), once="r", patience=3.0) is None
     assert waited == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
     assert raw.xlen(KEY) == 1
     # the last look is one that has waited no longer
     waited.clear()
-    assert await append_after(bus, KEY, EntryType.REWARD, {}, once="r", patience=0.0) is None
+    assert await append_after(bus, KEY, event_of(EntryType.REWARD, {}), once="r", patience=0.0) is None
     assert waited == []
 
 
@@ -339,9 +348,9 @@ async def test_whoever_follows_a_journal_is_rung_for_every_entry(
         ringing.ssubscribe(KEY)
         assert ringing.get_message(timeout=10)
         writer, _ = await claim(bus, "r1", fresh=True)
-        await writer.append(EntryType.COMPLETED, {"answer": "so"})
-        added = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, once="r")
+        await writer.append(event_of(EntryType.COMPLETED, {"answer": "so"}))
+        added = await append_after(bus, KEY, event_of(EntryType.REWARD, {"reward": 1}), once="r")
         heard = [ringing.get_message(timeout=10) or {} for _ in range(3)]
     assert [one.get("data", b"").decode() for one in heard] == [
-        '1-1 claimed 5 {"owner":"r1"}', '1-2 completed 5 {"answer":"so"}', f'{added} reward 5 {{"reward":1}}',
+        '1-1 claimed 5 {"replica":"r1"}', '1-2 completed 5 {"answer":"so"}', f'{added} reward 5 {{"reward":1.0}}',
     ]  # fmt: skip

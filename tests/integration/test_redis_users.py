@@ -14,6 +14,7 @@ import httpx
 import pytest
 import redis
 from support.acl_redis import PASSWORDS, AclRedis, acl_redis, start
+from support.entries import event_of
 from support.http_gateway import Site, gateway_settings, serving
 from support.loopback import listening
 from support.services import announced, running
@@ -262,9 +263,9 @@ async def _followed(bus: Bus, bell: JournalSubscriber, key: str, *, rung: bool) 
     waiting = asyncio.create_task(follower.next())
     if rung:
         await eventually(lambda: bell.subscribed(key), what="the server knows who listens")
-    writer, _ = await JournalWriter.claim(bus, key, {}, 60)
+    writer, _ = await JournalWriter.claim(bus, key, event_of("claimed", {}), 60)
     assert [entry_id for entry_id, _ in await asyncio.wait_for(waiting, 10)] == ["1-1"]
-    await writer.append(EntryType.COMPLETED, {})
+    await writer.append(event_of(EntryType.COMPLETED, {}))
     assert [entry_id for entry_id, _ in await asyncio.wait_for(follower.next(), 10)] == ["1-2"]
     assert bell.subscribed(key) is rung
     follower.close()

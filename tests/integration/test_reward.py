@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.entries import event_of
 from support.services import announced, running
 from support.stack import Client
 from support.waiting import eventually
@@ -139,8 +140,8 @@ async def test_a_vote_becomes_reward_with_the_configuration_and_intent_of_its_an
     redis_url: str, tmp_path: Path
 ) -> None:
     async with office(redis_url, tmp_path) as on:
-        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 60)
-        await writer.append(EntryType.COMPLETED, {})
+        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), event_of("claimed", {}), 60)
+        await writer.append(event_of(EntryType.COMPLETED, {}))
         call = ToolCallRecord(tool="web_search", args={}, result="x", call_id="c")
         asked = {"options": {"temperature": 1.0, "num_predict": 9}, "own_options": {"temperature": 0.5}}
         await on.answered("1-1", tool_calls=[call], **asked)
@@ -508,11 +509,11 @@ async def test_a_full_disk_uses_up_no_delivery_and_whoever_asks_is_told(
 
 async def test_a_vote_that_is_changed_very_often_still_reaches_the_journal(redis_url: str, tmp_path: Path) -> None:
     async with office(redis_url, tmp_path) as on:
-        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 600)
-        await writer.append(EntryType.COMPLETED, {})
+        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), event_of("claimed", {}), 600)
+        await writer.append(event_of(EntryType.COMPLETED, {}))
         key = journal_key("1-1", "A")
         for number in range(600):
-            await append_after(on.bus, key, EntryType.REWARD, {}, once=f"reward:{number}", patience=0)
+            await append_after(on.bus, key, event_of(EntryType.REWARD, {}), once=f"reward:{number}", patience=0)
         await on.answered("1-1")
         await on.votes("1-1", stars=2)
         await on.settled()

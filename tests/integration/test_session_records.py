@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.entries import event_of
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
@@ -154,7 +155,9 @@ async def test_what_happened_in_every_query_arrives_with_it(bus: Bus, elsewhere:
     for number in range(1, MAX_TURNS + 4):
         await bus.link.pipe([*sessions.appending("s", "A", Turn(f"{number}-0", "q", "a", number)),
                              keeping("s", f"{number}-0", events)])  # fmt: skip
-        await tell_after(bus, "s", f"{number}-0:A", EntryType.CRITIQUE, {"score": 5}, message_id="7-0", once="critique")
+        await tell_after(
+            bus, "s", f"{number}-0:A", event_of(EntryType.CRITIQUE, {"score": 5}), message_id="7-0", once="critique"
+        )
     await bus.link.call(*keeping("s", "99-0", events, failed))
     pages = [page async for page in read_sessions(bus, ["s"])]
     assert [len(record["steps"]) for (record,) in pages] == [2 * MAX_TURNS + 2, 6]

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import pytest_asyncio
-from support.entries import whole
+from support.entries import event_of, whole
 from support.openai_place import Place, calling, open_place
 from support.stack import Client, stage
 
@@ -122,11 +122,11 @@ async def test_what_is_thought_of_an_answer_stays_with_its_session(chat: Chat) -
         (EntryType.PAIRWISE, {"winner": "A"}, SAID),
         (EntryType.REWARD, {**vote, "stars": 2}, "9000000000001-0"),
     ):
-        await tell_after(chat.bus, chat.name, response, kind, data, message_id=message, once=kind.value)
+        await tell_after(chat.bus, chat.name, response, event_of(kind, data), message_id=message, once=kind.value)
     await chat.expire(query_id)
     # of a second vote too, which comes when the journal has gone
     late = "9000000000002-0"
-    await tell_after(chat.bus, chat.name, response, EntryType.REWARD, vote, message_id=late, once="again")
+    await tell_after(chat.bus, chat.name, response, event_of(EntryType.REWARD, vote), message_id=late, once="again")
     told = await chat.told(query_id)
     assert [(entry["event"], entry["id"]) for entry in told["journal"]][-4:] == [
         (told["journal"][-4]["event"], told["journal"][-4]["id"]),
@@ -135,7 +135,9 @@ async def test_what_is_thought_of_an_answer_stays_with_its_session(chat: Chat) -
     assert told["journal"][-4]["event"] == "completed"
     assert told["journal"][-1]["data"] == vote
     # the second respondent's is nobody's to see here
-    await tell_after(chat.bus, chat.name, f"{query_id}:B", EntryType.CRITIQUE, {"score": 1}, message_id=SAID, once="b")
+    await tell_after(
+        chat.bus, chat.name, f"{query_id}:B", event_of(EntryType.CRITIQUE, {"score": 1}), message_id=SAID, once="b"
+    )
     assert await chat.told(query_id) == told
 
 
@@ -209,7 +211,12 @@ async def test_an_answer_of_an_earlier_release_shows_what_its_journal_has_and_th
     await chat.expire(query_id)
     assert (await chat.told(query_id))["journal"] == []
     await tell_after(
-        chat.bus, chat.name, f"{query_id}:A", EntryType.CRITIQUE, {"score": 5}, message_id=SAID, once="critique"
+        chat.bus,
+        chat.name,
+        f"{query_id}:A",
+        event_of(EntryType.CRITIQUE, {"score": 5}),
+        message_id=SAID,
+        once="critique",
     )
     assert [entry["event"] for entry in (await chat.told(query_id))["journal"]] == ["critique"]
 
@@ -232,7 +239,9 @@ async def test_nothing_comes_back_after_its_session(chat: Chat) -> None:
     why = Unanswered(query="gone", state="failed")
     for _ in range(2):
         await chat.bus.link.call(*keeping(chat.name, query_id, [("1-0", "failed", {})], why))
-        await tell_after(chat.bus, chat.name, f"{query_id}:A", EntryType.CRITIQUE, {}, message_id=SAID, once="critique")
+        await tell_after(
+            chat.bus, chat.name, f"{query_id}:A", event_of(EntryType.CRITIQUE, {}), message_id=SAID, once="critique"
+        )
         assert await chat.bus.link.call("EXISTS", steps_key(chat.name)) == 0
         # nor in one that has its name
         await Sessions(chat.bus).open(chat.name, "admin", "t")
@@ -258,13 +267,15 @@ async def test_an_owner_that_died_behind_its_last_entry_leaves_nothing_untold(re
         asked = {name: await client.ask(name, name) for name in ends}
         for name, kind in ends.items():
             journal = journal_key(asked[name], "A")
-            writer, _ = await JournalWriter.claim(bus, journal, whole("claimed", {"model": "m"}), 60)
-            await writer.append(EntryType.THINKING, {"text": "Hm."})
+            writer, _ = await JournalWriter.claim(
+                bus, journal, event_of("claimed", whole("claimed", {"model": "m"})), 60
+            )
+            await writer.append(event_of(EntryType.THINKING, {"text": "Hm."}))
             if kind is EntryType.COMPLETED:
                 turn = Turn(asked[name], name, "pong", 1)
                 await bus.link.pipe(client.sessions.appending(name, "A", turn))
-            said = {"answer": "pong" if kind is EntryType.COMPLETED else "", "code": "c", "message": "no"}
-            await writer.append(kind, said)
+            said = {"code": "c", "message": "no"} if kind is EntryType.FAILED else {"answer": "", "thinking": ""}
+            await writer.append(event_of(kind, said | ({"answer": "pong"} if kind is EntryType.COMPLETED else {})))
         async with stage(redis_url) as on:
             await on.idle()
             for name, kind in ends.items():

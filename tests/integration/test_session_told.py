@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.entries import WHOLE, event_of, whole
 
 from shared.bus import Bus
 from shared.bus.keys import deleted_key, journal_key, session_key, steps_key, summary_key, turns_key
@@ -31,7 +32,7 @@ async def session(bus: Bus) -> Bus:
 
 
 async def judged(bus: Bus, kind: EntryType, place: str, response: str = "5-1:A", **data: Any) -> None:
-    await tell_after(bus, "s", response, kind, data, message_id=place, once=f"{kind.value} {place}")
+    await tell_after(bus, "s", response, event_of(kind, data), message_id=place, once=f"{kind.value} {place}")
 
 
 async def test_what_happened_in_a_query_is_kept_once_with_the_reason_where_it_has_no_answer(
@@ -93,8 +94,7 @@ async def test_what_is_thought_of_an_answer_is_kept_where_its_turn_is_and_the_ne
         session,
         "{s}",
         "5-1:A",
-        EntryType.CRITIQUE,
-        {},
+        event_of(EntryType.CRITIQUE, {}),
         message_id="8-4",
         once="of no session",
     )
@@ -175,24 +175,29 @@ async def test_of_a_journal_that_has_ended_is_kept_what_it_tells(
     query = QueryReceived(session_id="s", query="why?", user_id="u", mode="chat")
     query_id = "5-1" if turned else "6-1"
     key = journal_key(query_id, "A")
-    raw.xadd(key, {"type": "claimed", "time": 1, "data": '{"model":"m"}'}, id="1-1")
+    claimed = {"query_id": query_id, "session_id": "s", "model": "m"}
+    raw.xadd(key, {"type": "claimed", "time": 1, "data": orjson.dumps(claimed)}, id="1-1")
     raw.xadd(key, {"type": "answer", "time": 1, "data": '{"text":"the answer"}'}, id="1-2")
     await keep_ended(session, query, query_id)
     # it has not ended
     assert not raw.exists(STEPS)
-    data = {"answer": "the answer", "code": "c", "message": "m"}
+    data = whole(kind, {"answer": "the answer", "code": "c", "message": "m"})
     crossed = orjson.dumps([["query.received", query_id]])
     raw.xadd(key, {"type": kind, "time": 1, "data": orjson.dumps(data), "crossed": crossed}, id="1-3")
     raw.xadd(key, {"type": "reward", "time": 1, "data": "{}"}, id="9-0")
     await keep_ended(session, query, query_id)
     kept = {name.decode(): orjson.loads(value) for name, value in raw.hgetall(STEPS).items()}
-    ended = {"completed": {}, "cancelled": {}, "failed": {"code": "c", "message": "m"}}[kind]
+    ended = {
+        "completed": {name: WHOLE["completed"][name] for name in ("usage", "finish_reason", "model")},
+        "cancelled": {},
+        "failed": {"code": "c", "message": "m"},
+    }[kind]
     if turned:
         # the answer is its turn's
-        events = [["1-1", "claimed", {"model": "m"}], ["1-3", kind, ended]]
+        events = [["1-1", "claimed", claimed], ["1-3", kind, ended]]
     else:
         said = {"answer": "the answer"} if kind == "cancelled" else ended
-        events = [["1-1", "claimed", {"model": "m"}], ["1-2", "answer", {"text": "the answer"}], ["1-3", kind, said]]
+        events = [["1-1", "claimed", claimed], ["1-2", "answer", {"text": "the answer"}], ["1-3", kind, said]]
     record = {query_id: {"events": events}}
     why: dict[str, Any] = {"query": "why?", "mode": "chat", "after": None, "state": kind, "error": None}
     if kind == "failed":

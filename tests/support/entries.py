@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shared.records.events import MODELS, EntryType, KnownEvent, shown
+
 _CALL: dict[str, Any] = {"call_id": "c", "tool": "web_search", "args": {}}
 WHOLE: dict[str, dict[str, Any]] = {
     "claimed": {"query_id": "5-0", "session_id": "s"},
@@ -32,3 +34,17 @@ WHOLE: dict[str, dict[str, Any]] = {
 def whole(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data with the fields that an entry of this type always has."""
     return {**WHOLE.get(kind, {}), **data}
+
+
+def event_of(kind: str, data: Mapping[str, Any]) -> KnownEvent:
+    """Return an event of which only the given fields are written."""
+    model: Any = MODELS[kind]
+    full = model.model_validate(whole(kind, data))
+    given = {name for name, field in model.model_fields.items() if name in data or field.alias in data}
+    found: KnownEvent = model.model_construct(given, **dict(full))
+    return found
+
+
+def data_of(event: KnownEvent) -> tuple[EntryType, dict[str, Any]]:
+    """Return an event's type and the data that is written."""
+    return event.type, shown(event)

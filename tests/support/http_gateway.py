@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from support.described import hook
+from support.entries import event_of
 from support.services import running
 from support.waiting import PATIENCE, eventually
 
@@ -130,7 +131,7 @@ class _Answering:
                 await asyncio.sleep(0.01)
         key = journal_key(query_id, self._respondent)
         claimed = {"query_id": query_id, "session_id": query.session_id, "model": query.model or "scripted:1b"}
-        writer, _ = await JournalWriter.claim(self._bus, key, claimed, 3_600)
+        writer, _ = await JournalWriter.claim(self._bus, key, event_of("claimed", claimed), 3_600)
         self._fake.started.append(query_id)
         try:
             return await self._play(query, query_id, writer, kept)
@@ -142,41 +143,43 @@ class _Answering:
         self, query: QueryReceived, query_id: str, writer: JournalWriter, stored: bool
     ) -> Sequence[Command]:
         word, _, rest = query.query.partition(" ")
-        await writer.append(EntryType.STATE, {"from": "IDLE", "action": "RECEIVE", "to": "RECEIVING"})
-        await writer.append(EntryType.STATE, {"from": "RECEIVING", "action": "START_GENERATION", "to": "GENERATING"})
+        await writer.append(event_of(EntryType.STATE, {"from": "IDLE", "action": "RECEIVE", "to": "RECEIVING"}))
+        await writer.append(
+            event_of(EntryType.STATE, {"from": "RECEIVING", "action": "START_GENERATION", "to": "GENERATING"})
+        )
         await self._publish(query_id, "agent.transition", "agent.transition")
         calls: list[dict[str, Any]] = []
         thinking, answer = "Let me see.", f"You said: {rest or word}"
-        await writer.append(EntryType.THINKING, {"text": thinking})
+        await writer.append(event_of(EntryType.THINKING, {"text": thinking}))
         match word:
             case "fail":
                 await self._end(writer, EntryType.FAILED, {"code": rest, "message": f"it failed: {rest}"})
                 return ()
             case "slow":
-                await writer.append(EntryType.ANSWER, {"text": "You "})
+                await writer.append(event_of(EntryType.ANSWER, {"text": "You "}))
                 if await self._cancelled(query_id):
                     await self._end(writer, EntryType.CANCELLED, {"answer": "You ", "thinking": thinking})
                     return ()
-                await writer.append(EntryType.ANSWER, {"text": answer.removeprefix("You ")})
+                await writer.append(event_of(EntryType.ANSWER, {"text": answer.removeprefix("You ")}))
             case "tool":
                 calls = await self._tool(query_id, writer)
                 await self._say(writer, answer)
             case "restart":
-                before = await writer.append(EntryType.STATE, {"from": "A", "action": "B", "to": "C"})
-                await writer.append(EntryType.ANSWER, {"text": "You said: re"})
-                await writer.append(EntryType.RESTARTED, {"discard_after": before, "step": 0})
+                before = await writer.append(event_of(EntryType.STATE, {"from": "A", "action": "B", "to": "C"}))
+                await writer.append(event_of(EntryType.ANSWER, {"text": "You said: re"}))
+                await writer.append(event_of(EntryType.RESTARTED, {"discard_after": before, "step": 0}))
                 await self._say(writer, answer)
             case "many":
                 answer = ""
                 for number in range(int(rest)):
-                    await writer.append(EntryType.ANSWER, {"text": f"{number} "})
+                    await writer.append(event_of(EntryType.ANSWER, {"text": f"{number} "}))
                     answer += f"{number} "
                     if self._fake.rate:
                         await asyncio.sleep(self._fake.rate)
             case _:
                 await self._say(writer, answer)
         counts = {"prompt_tokens": 11, "completion_tokens": 7}
-        await writer.append(EntryType.MESSAGE, {"step": 1, "role": "assistant", "content": answer, **counts})
+        await writer.append(event_of(EntryType.MESSAGE, {"step": 1, "role": "assistant", "content": answer, **counts}))
         if stored:
             if query.kept:
                 await self._sessions.open(query.session_id, query.user_id, query.query, query_id)
@@ -201,18 +204,18 @@ class _Answering:
 
     async def _say(self, writer: JournalWriter, text: str) -> None:
         for start in range(0, len(text), 5):
-            await writer.append(EntryType.ANSWER, {"text": text[start : start + 5]})
+            await writer.append(event_of(EntryType.ANSWER, {"text": text[start : start + 5]}))
 
     async def _tool(self, query_id: str, writer: JournalWriter) -> list[dict[str, Any]]:
-        await writer.append(EntryType.ANSWER, {"text": "Searching."})
+        await writer.append(event_of(EntryType.ANSWER, {"text": "Searching."}))
         call = {"id": "c1", "name": "web_search", "args": {"query": "x"}}
         message = {"step": 0, "role": "assistant", "content": "Searching.", "tool_calls": [call]}
-        await writer.append(EntryType.MESSAGE, {**message, "prompt_tokens": 5, "completion_tokens": 2})
+        await writer.append(event_of(EntryType.MESSAGE, {**message, "prompt_tokens": 5, "completion_tokens": 2}))
         asked = {"call_id": "c1", "tool": "web_search", "args": {"query": "x"}}
-        await writer.append(EntryType.TOOL_REQUEST, {**asked, "step": 0})
+        await writer.append(event_of(EntryType.TOOL_REQUEST, {**asked, "step": 0}))
         told = {"result": "found", "error": None, "data": {"hits": 1}, "duration_ms": 3}
         await self._publish(query_id, "tool.request.web_search", "tool.result.web_search")
-        await writer.append(EntryType.TOOL_RESULT, {**asked, **told})
+        await writer.append(event_of(EntryType.TOOL_RESULT, {**asked, **told}))
         return [{**asked, **told}]
 
     async def _cancelled(self, query_id: str) -> bool:
@@ -224,7 +227,7 @@ class _Answering:
         return False
 
     async def _end(self, writer: JournalWriter, kind: EntryType, data: dict[str, Any]) -> None:
-        await writer.append(kind, data)
+        await writer.append(event_of(kind, data))
         await self._bus.link.pipe([closing(writer.key, self._retention)])
 
 

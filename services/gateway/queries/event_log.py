@@ -10,8 +10,9 @@ from services.gateway.queries.records import load
 from shared.bus import Bus, order
 from shared.bus.keys import journal_key, stream_key
 from shared.records.event_log import messages_of
-from shared.records.folding import Folding
+from shared.records.folding import compacted
 from shared.records.journal import read_journal
+from shared.records.response_state import replay
 from shared.records.sessions import SessionInfo
 from shared.records.steps import read_steps
 
@@ -37,7 +38,8 @@ async def happened(gateway: Gateway, info: SessionInfo, query_id: str) -> dict[s
     there = record is not None and (record.session_id, record.user_id) == (info.session_id, info.user_id)
     if events is None and there:
         # it is not over
-        events = Folding(await read_journal(gateway.bus, journal_key(query_id, "A"))).events()
+        journal = await read_journal(gateway.bus, journal_key(query_id, "A"))
+        events = compacted(replay(entry.typed() for entry in journal))
     if events is None and turn is None:
         return None
     return {

@@ -32,6 +32,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from support.cluster import Node, Watched
+from support.entries import event_of
 from support.proxy import Proxy
 from support.waiting import eventually
 
@@ -138,11 +139,11 @@ FORMS = [tcp, tcp_with_password, tcp_with_user, tcp_with_password_file, database
 async def test_url_of_each_form_carries_calls_and_journals(form: Form, callers: Callers, tmp_path: Path) -> None:
     async with form(tmp_path) as url, callers.both(url) as asker, follow_journals(asker.bus) as journals:
         assert (await asker.ask("hello")).result == "you said hello"
-        writer, _ = await JournalWriter.claim(asker.bus, journal_key("1-1", "A"), {}, 60)
+        writer, _ = await JournalWriter.claim(asker.bus, journal_key("1-1", "A"), event_of("claimed", {}), 60)
         follower = journals.follow(journal_key("1-1", "A"))
         assert [entry_id for entry_id, _ in await follower.next()] == ["1-1"]
         waiting = asyncio.create_task(follower.next())
-        await writer.append(EntryType.COMPLETED, {})
+        await writer.append(event_of(EntryType.COMPLETED, {}))
         assert [entry_id for entry_id, _ in await asyncio.wait_for(waiting, 30)] == ["1-2"]
         assert len(await read_journal(asker.bus, journal_key("1-1", "A"))) == 2
         follower.close()

@@ -24,6 +24,7 @@ from contract.bus.surface import (
     journal_key,
     open_bus,
 )
+from support.entries import event_of
 from support.waiting import eventually
 
 Kind = Literal["stream", "journal"]
@@ -42,9 +43,9 @@ def feed(kind: Kind, bus: Bus) -> AbstractAsyncContextManager[Feed]:
 
 async def write(bus: Bus, stream: str, count: int, pause: float = 0.0, text: str = "x") -> None:
     """Write the entries 1-1 to 1-(count + 1) of a journal; what is sent twice is written once."""
-    writer, _ = await JournalWriter.claim(bus, stream, {}, 600)
+    writer, _ = await JournalWriter.claim(bus, stream, event_of("claimed", {}), 600)
     for _ in range(count):
-        await writer.append(EntryType.ANSWER, {"text": text})
+        await writer.append(event_of(EntryType.ANSWER, {"text": text}))
         if pause:
             await asyncio.sleep(pause)
 
@@ -106,9 +107,13 @@ async def test_follower_misses_nothing_over_broken_connections(
     count = 40 if fault == "black hole" else 200
     async with network(server) as net, open_bus(net, "test/far", timeout=0.2) as far, feed(kind, far) as feeding:
         reading = [asyncio.create_task(read(feeding, key(number), count)) for number in range(4)]
-        writers = [(await JournalWriter.claim(bus, key(number), {}, 600))[0] for number in range(4)]
+        writers = [
+            (await JournalWriter.claim(bus, key(number), event_of("claimed", {}), 600))[0] for number in range(4)
+        ]
         for number in range(count):
-            await asyncio.gather(*(writer.append(EntryType.ANSWER, {"text": str(number)}) for writer in writers))
+            await asyncio.gather(
+                *(writer.append(event_of(EntryType.ANSWER, {"text": str(number)})) for writer in writers)
+            )
             if number % 20 == 10:
                 await _break(fault, net, server)
                 # the fault finds followers that wait, not only those that read a backlog
@@ -132,14 +137,14 @@ async def test_follower_misses_nothing_over_redis_restart(kind: Kind, own_server
 @BOTH
 async def test_follower_on_silent_connection_gets_new_entries(kind: Kind, server: Server, bus: Bus) -> None:
     async with network(server) as net, open_bus(net, "test/far", timeout=0.3) as far, feed(kind, far) as feeding:
-        writer, _ = await JournalWriter.claim(bus, key(), {}, 600)
+        writer, _ = await JournalWriter.claim(bus, key(), event_of("claimed", {}), 600)
         follower = feeding.follow(key())
         assert [entry_id for entry_id, _ in await follower.next()] == ["1-1"]
         for number in range(2, 5):
             waiting = asyncio.create_task(follower.next())
             await asyncio.sleep(0)
             net.lose_connections()
-            await writer.append(EntryType.ANSWER, {"text": "x"})
+            await writer.append(event_of(EntryType.ANSWER, {"text": "x"}))
             async with asyncio.timeout(PATIENCE):
                 assert [entry_id for entry_id, _ in await waiting] == [f"1-{number}"]
         follower.close()
@@ -152,7 +157,7 @@ async def test_follower_joining_beside_a_waiting_one_is_served(kind: Kind, serve
         for number in range(5):
             waiting = asyncio.create_task(feeding.follow(key(number)).next())
             await asyncio.sleep(0)
-            await JournalWriter.claim(bus, key(number), {}, 600)
+            await JournalWriter.claim(bus, key(number), event_of("claimed", {}), 600)
             assert [entry_id for entry_id, _ in await waiting] == ["1-1"]
         assert not silent.done()
         silent.cancel()
@@ -161,13 +166,13 @@ async def test_follower_joining_beside_a_waiting_one_is_served(kind: Kind, serve
 @BOTH
 async def test_follower_behind_trimmed_entries_goes_on(kind: Kind, bus: Bus, client: redis.Redis) -> None:
     async with feed(kind, bus) as feeding, asyncio.timeout(PATIENCE):
-        writer, _ = await JournalWriter.claim(bus, key(), {}, 600)
+        writer, _ = await JournalWriter.claim(bus, key(), event_of("claimed", {}), 600)
         for _ in range(9):
-            await writer.append(EntryType.ANSWER, {"text": "x"})
+            await writer.append(event_of(EntryType.ANSWER, {"text": "x"}))
         client.xtrim(key(), maxlen=0, approximate=False)
         waiting = asyncio.create_task(feeding.follow(key(), "1-3").next())
         await asyncio.sleep(0)
-        await writer.append(EntryType.ANSWER, {"text": "x"})
+        await writer.append(event_of(EntryType.ANSWER, {"text": "x"}))
         assert [entry_id for entry_id, _ in await waiting] == ["1-11"]
 
 
@@ -175,11 +180,11 @@ async def test_follower_behind_trimmed_entries_goes_on(kind: Kind, bus: Bus, cli
 async def test_follower_of_flushed_server_gets_new_entries(kind: Kind, server: Server, bus: Bus) -> None:
     async with feed(kind, bus) as feeding, asyncio.timeout(PATIENCE):
         follower = feeding.follow(key(1))
-        await JournalWriter.claim(bus, key(1), {}, 600)
+        await JournalWriter.claim(bus, key(1), event_of("claimed", {}), 600)
         assert await follower.next()
         server.flush()
         waiting = asyncio.create_task(feeding.follow(key(2)).next())
-        await JournalWriter.claim(bus, key(2), {}, 600)
+        await JournalWriter.claim(bus, key(2), event_of("claimed", {}), 600)
         assert [entry_id for entry_id, _ in await waiting] == ["1-1"]
         # the one that followed before gets what is written behind its last entry
         waiting = asyncio.create_task(follower.next())
@@ -193,10 +198,10 @@ async def test_follower_beside_key_of_other_type_is_served(kind: Kind, bus: Bus,
     async with feed(kind, bus) as feeding, asyncio.timeout(PATIENCE):
         odd, good = feeding.follow(key(1)), feeding.follow(key(2))
         both = [asyncio.create_task(one.next()) for one in (odd, good)]
-        await JournalWriter.claim(bus, key(2), {}, 600)
+        await JournalWriter.claim(bus, key(2), event_of("claimed", {}), 600)
         assert [entry_id for entry_id, _ in await both[1]] == ["1-1"]
         client.delete(key(1))
-        await JournalWriter.claim(bus, key(1), {}, 600)
+        await JournalWriter.claim(bus, key(1), event_of("claimed", {}), 600)
         assert [entry_id for entry_id, _ in await both[0]] == ["1-1"]
 
 

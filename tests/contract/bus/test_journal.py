@@ -28,6 +28,7 @@ from contract.bus.surface import (
     read_journal,
     read_result,
 )
+from support.entries import event_of, whole
 from support.waiting import eventually
 
 KEY = journal_key("1-1", "A")
@@ -35,7 +36,7 @@ LIFE = 60
 
 
 async def claim(bus: Bus, owner: str) -> tuple[JournalWriter, list[JournalEntry]]:
-    return await JournalWriter.claim(bus, KEY, {"owner": owner}, LIFE)
+    return await JournalWriter.claim(bus, KEY, event_of("claimed", {"replica": owner}), LIFE)
 
 
 async def claimed(bus: Bus, owner: str) -> JournalWriter | None:
@@ -47,10 +48,10 @@ async def claimed(bus: Bus, owner: str) -> JournalWriter | None:
 
 
 async def answer(writer: JournalWriter, *texts: Any) -> None:
-    await writer.append_all([(EntryType.ANSWER, {"text": text}) for text in texts])
+    await writer.append_all([event_of(EntryType.ANSWER, {"text": str(text)}) for text in texts])
 
 
-def texts(entries: Sequence[JournalEntry]) -> list[Any]:
+def texts(entries: Sequence[JournalEntry]) -> list[str]:
     return [entry.value()["text"] for entry in entries if entry.type is EntryType.ANSWER]
 
 
@@ -67,10 +68,10 @@ async def far_bus(server: Server) -> AsyncIterator[tuple[Network, Bus]]:
 
 async def test_journal_ids_are_epoch_and_number_and_increase(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1")
-    await writer.append(EntryType.STATE, {"to": "A"})
+    await writer.append(event_of(EntryType.STATE, {"to": "A"}))
     await answer(writer, *range(10))
     writer, _ = await claim(bus, "r2")
-    await writer.append(EntryType.STATE, {"to": "B"})
+    await writer.append(event_of(EntryType.STATE, {"to": "B"}))
     assert [entry.id for entry in await read_journal(bus, KEY)] == [f"1-{n}" for n in range(1, 13)] + ["2-1", "2-2"]
 
 
@@ -79,9 +80,9 @@ async def test_journal_writer_after_takeover_is_fenced(bus: Bus) -> None:
     await answer(first, "one")
     second, _ = await claim(bus, "r2")
     with pytest.raises(Fenced):
-        await first.append(EntryType.ANSWER, {"text": "late"})
+        await first.append(event_of(EntryType.ANSWER, {"text": "late"}))
     with pytest.raises(Fenced):
-        await first.append_all([(EntryType.ANSWER, {"text": "late"}), (EntryType.COMPLETED, {})])
+        await first.append_all([event_of(EntryType.ANSWER, {"text": "late"}), event_of(EntryType.COMPLETED, {})])
     await answer(second, "two")
     assert texts(await read_journal(bus, KEY)) == ["one", "two"]
 
@@ -110,7 +111,7 @@ async def test_journal_racing_claims_leave_one_writer(existing: bool, bus: Bus, 
         for writer in racing:
             if writer is not None:
                 with suppress(Fenced):
-                    written.append(await writer.append(EntryType.ANSWER, {"text": "x"}))
+                    written.append(await writer.append(event_of(EntryType.ANSWER, {"text": "x"})))
         assert len(written) == 1
         epochs = [entry.id.partition("-")[0] for entry in await read_journal(bus, KEY) if entry.type == "claimed"]
         assert len(set(epochs)) == len(epochs)
@@ -127,7 +128,7 @@ async def test_journal_any_takeovers_last_claim_alone_writes(seed: int, bus: Bus
             owner = who
         elif who == owner:
             await answer(writers[who], number)
-            expected.append(number)
+            expected.append(str(number))
         elif who in writers:
             with pytest.raises(Fenced):
                 await answer(writers[who], number)
@@ -140,9 +141,9 @@ async def test_journal_takeover_returns_recorded_steps_once(server: Server, bus:
         assert before == []
         for step in range(3):
             request = {"call_id": f"c{step}", "tool": "probe", "args": {}, "step": step}
-            await first.append_all([(EntryType.TOOL_REQUEST, request)], [f"token {step}"])
+            await first.append_all([event_of(EntryType.TOOL_REQUEST, request)], [f"token {step}"])
             net.lose_next_reply()
-            await first.append(EntryType.TOOL_RESULT, {"call_id": f"c{step}", "result": f"said {step}"})
+            await first.append(event_of(EntryType.TOOL_RESULT, {"call_id": f"c{step}", "result": f"said {step}"}))
     _, before = await claim(bus, "r2")
     recorded = [(entry.value()["call_id"], entry.token) for entry in before if entry.type == "tool.request"]
     results = [entry.value()["result"] for entry in before if entry.type == "tool.result"]
@@ -159,13 +160,13 @@ async def test_journal_entries_sent_twice_appear_once(server: Server, bus: Bus) 
         net.lose_next_reply()
         await answer(writer, *range(4, 9))
         assert net.dropped >= 5
-    assert texts(await read_journal(bus, KEY)) == list(range(9))
+    assert texts(await read_journal(bus, KEY)) == [str(number) for number in range(9)]
 
 
 async def test_journal_claim_sent_twice_is_made_once(server: Server, bus: Bus) -> None:
     async with far_bus(server) as (net, far):
         net.lose_next_reply()
-        writer = await JournalWriter.begin(far, KEY, {"owner": "r1"}, LIFE)
+        writer = await JournalWriter.begin(far, KEY, event_of("claimed", {"replica": "r1"}), LIFE)
         assert writer is not None
         await answer(writer, "x")
         assert net.dropped >= 1
@@ -173,15 +174,15 @@ async def test_journal_claim_sent_twice_is_made_once(server: Server, bus: Bus) -
 
 
 async def test_journal_start_writes_all_first_entries_or_none(bus: Bus, client: redis.Redis) -> None:
-    first = [(EntryType.STATE, {"to": "A"}), (EntryType.STATE, {"to": "B"})]
-    assert await JournalWriter.begin(bus, KEY, {"owner": "r1"}, LIFE, first) is not None
-    assert await JournalWriter.begin(bus, KEY, {"owner": "r2"}, LIFE, first) is None
+    first = [event_of(EntryType.STATE, {"to": state}) for state in "AB"]
+    assert await JournalWriter.begin(bus, KEY, event_of("claimed", {"replica": "r1"}), LIFE, first) is not None
+    assert await JournalWriter.begin(bus, KEY, event_of("claimed", {"replica": "r2"}), LIFE, first) is None
     assert [entry.id for entry in await read_journal(bus, KEY)] == ["1-1", "1-2", "1-3"]
 
 
 async def test_journal_after_its_end_cannot_be_claimed(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1")
-    await writer.append(EntryType.COMPLETED, {})
+    await writer.append(event_of(EntryType.COMPLETED, {}))
     with pytest.raises(JournalEnded):
         await claim(bus, "r2")
     assert [entry.type for entry in await read_journal(bus, KEY)] == ["claimed", "completed"]
@@ -192,7 +193,7 @@ async def test_journal_write_to_full_redis_is_not_fenced(bus: Bus, server: Serve
     server.everywhere("CONFIG", "SET", "maxmemory", 1)
     try:
         with pytest.raises(TransientError):
-            await writer.append(EntryType.ANSWER, {"text": "x"})
+            await writer.append(event_of(EntryType.ANSWER, {"text": "x"}))
     finally:
         server.everywhere("CONFIG", "SET", "maxmemory", 0)
 
@@ -211,7 +212,7 @@ async def test_journal_written_over_redis_restart_is_complete(own_server: Server
             await asyncio.to_thread(own_server.kill)
             await asyncio.to_thread(own_server.start)
         await writing
-        assert texts(await read_journal(bus, KEY)) == list(range(400))
+        assert texts(await read_journal(bus, KEY)) == [str(number) for number in range(400)]
 
 
 # ── behind the end ───────────────────────────────────────────────────────────────────────────────────────────
@@ -219,10 +220,10 @@ async def test_journal_written_over_redis_restart_is_complete(own_server: Server
 
 async def test_journal_late_entry_is_added_once_behind_the_end(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1")
-    await writer.append(EntryType.COMPLETED, {})
-    added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
-    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique") == added
-    await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, once="reward")
+    await writer.append(event_of(EntryType.COMPLETED, {}))
+    added = await append_after(bus, KEY, event_of(EntryType.CRITIQUE, {"score": 5}), once="critique")
+    assert await append_after(bus, KEY, event_of(EntryType.CRITIQUE, {"score": 5}), once="critique") == added
+    await append_after(bus, KEY, event_of(EntryType.REWARD, {"reward": 1}), once="reward")
     kinds = [entry.type for entry in await read_journal(bus, KEY)]
     assert kinds == ["claimed", "completed", "critique", "reward"]
     # nothing more of the writer comes behind it
@@ -232,12 +233,12 @@ async def test_journal_late_entry_is_added_once_behind_the_end(bus: Bus) -> None
 
 async def test_journal_late_entry_waits_for_the_end(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1")
-    early = append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+    early = append_after(bus, KEY, event_of(EntryType.CRITIQUE, {"score": 5}), once="critique")
     waiting = asyncio.create_task(early)
     for number in range(50):
         await answer(writer, number)
     assert not waiting.done()
-    await writer.append(EntryType.COMPLETED, {})
+    await writer.append(event_of(EntryType.COMPLETED, {}))
     assert await waiting is not None
     assert [entry.type for entry in await read_journal(bus, KEY)][-2:] == ["completed", "critique"]
 
@@ -255,10 +256,10 @@ async def test_journal_readers_resume_by_id_without_loss(seed: int, bus: Bus) ->
             writer, _ = await claim(bus, f"r{owner}")
             written.append(writer.position)
             for number in range(60):
-                written.append(await writer.append(EntryType.ANSWER, {"text": str(number)}))
+                written.append(await writer.append(event_of(EntryType.ANSWER, {"text": str(number)})))
                 if rng.random() < 0.3:
                     await asyncio.sleep(rng.choice((0, 0.001, 0.005)))
-        written.append(await writer.append(EntryType.COMPLETED, {}))
+        written.append(await writer.append(event_of(EntryType.COMPLETED, {})))
 
     async with follow_journals(bus) as journals, asyncio.timeout(60):
 
@@ -308,7 +309,7 @@ async def test_journal_large_entry_reaches_its_followers(bus: Bus) -> None:
         writer, _ = await claim(bus, "r1")
         assert [entry_id for entry_id, _ in await follower.next()] == ["1-1"]
         waiting = asyncio.create_task(follower.next())
-        await writer.append(EntryType.TOOL_RESULT, {"call_id": "c", "result": text})
+        await writer.append(event_of(EntryType.TOOL_RESULT, {"call_id": "c", "result": text}))
         (entry,) = await waiting
         assert JournalEntry.parse(entry).value()["result"] == text
         follower.close()
@@ -316,12 +317,12 @@ async def test_journal_large_entry_reaches_its_followers(bus: Bus) -> None:
 
 async def test_journal_result_is_read_from_its_end(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1")
-    large = {"call_id": "large", "result": "y" * 100_000}
-    await writer.append(EntryType.TOOL_RESULT, large)
+    large = whole("tool.result", {"call_id": "large", "result": "y" * 100_000})
+    await writer.append(event_of(EntryType.TOOL_RESULT, large))
     await answer(writer, *["x"] * 500)
-    await writer.append(EntryType.NOTICE, {"code": "a", "message": "b"})
+    await writer.append(event_of(EntryType.NOTICE, {"code": "a", "message": "b"}))
     writer, _ = await claim(bus, "r2")
-    await writer.append(EntryType.COMPLETED, {"answer": "so"})
+    await writer.append(event_of(EntryType.COMPLETED, {"answer": "so"}))
     found = [entry for page in [page async for page in read_result(bus, KEY)] for entry in page]
     assert [(entry.type, entry.value()) for entry in found] == [
         ("tool.result", large), ("notice", {"code": "a", "message": "b"}), ("completed", {"answer": "so"}),
@@ -342,7 +343,7 @@ async def test_journal_expires_when_abandoned_or_completed(bus: Bus, client: red
     writer, _ = await claim(bus, "r1")
     await answer(writer, "x")
     assert LIFE - 20 < client.ttl(KEY) <= LIFE
-    await writer.append(EntryType.COMPLETED, {})
+    await writer.append(event_of(EntryType.COMPLETED, {}))
     await call(bus, *closing(KEY, 1_000))
     assert 900 < client.ttl(KEY) <= 1_000
 
@@ -359,5 +360,5 @@ async def test_journal_expired_is_not_made_again_by_writer(bus: Bus, client: red
     client.delete(KEY)
     with pytest.raises(Fenced):
         await answer(writer, "x")
-    assert await append_after(bus, KEY, EntryType.CRITIQUE, {}, once="c", patience=0) is None
+    assert await append_after(bus, KEY, event_of(EntryType.CRITIQUE, {}), once="c", patience=0) is None
     assert not client.exists(KEY)

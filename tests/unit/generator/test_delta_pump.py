@@ -9,26 +9,28 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.entries import data_of
 
-from services.generator.deltas import INTERVAL, DeltaPump, FlushTimer
+from services.generator.deltas import INTERVAL, DeltaPump, FlushTimer, Kind
 from shared.errors import Fenced
-from shared.records.journal import EntryType, Items, Sent
+from shared.records.events import AnswerPiece, EntryType, ThinkingPiece
+from shared.records.journal import Events, Sent
 
 
 class Journal:
-    """`writes` are (time, items); a write is answered after `seconds`."""
+    """`writes` are (time, entries); a write is answered after `seconds`."""
 
     def __init__(self, seconds: float = 0.0, reply: object = b"1-1") -> None:
         self.seconds = seconds
         self.reply = reply
         self.writes: list[tuple[float, list[tuple[EntryType, dict[str, Any]]]]] = []
 
-    def send(self, items: Items) -> Sent:
+    def send(self, events: Events) -> Sent:
         loop = asyncio.get_running_loop()
-        self.writes.append((loop.time(), list(items)))
+        self.writes.append((loop.time(), [data_of(event) for event in events]))
         replies: asyncio.Future[list[Any]] = loop.create_future()
-        loop.call_later(self.seconds, replies.set_result, [self.reply] * len(items))
-        return Sent(items, [], replies)
+        loop.call_later(self.seconds, replies.set_result, [self.reply] * len(events))
+        return Sent(events, [], replies)
 
     async def confirm(self, sent: Sent) -> None:
         await sent.replies
@@ -52,7 +54,7 @@ async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interva
     await asyncio.sleep(0.05)
     began = loop.time()
     for number in range(60):
-        pump.add(EntryType.ANSWER, f"{number} ")
+        pump.add(AnswerPiece, f"{number} ")
         await asyncio.sleep(0.002)
     await journal.finish(pump)
     times = [at for at, _ in journal.writes]
@@ -66,9 +68,9 @@ async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interva
 async def test_the_end_does_not_wait_for_the_interval() -> None:
     journal = Journal()
     pump = DeltaPump(journal, {}, FlushTimer())
-    pump.add(EntryType.ANSWER, "a")
+    pump.add(AnswerPiece, "a")
     assert journal.text(EntryType.ANSWER) == "a"
-    pump.add(EntryType.ANSWER, "b")
+    pump.add(AnswerPiece, "b")
     before = asyncio.get_running_loop().time()
     await journal.finish(pump)
     assert asyncio.get_running_loop().time() - before < INTERVAL * 0.9
@@ -78,11 +80,11 @@ async def test_the_end_does_not_wait_for_the_interval() -> None:
 async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None:
     journal = Journal(seconds=0.03)
     pump = DeltaPump(journal, {"persona": "p"}, FlushTimer())
-    pump.add(EntryType.THINKING, "t")
+    pump.add(ThinkingPiece, "t")
     await asyncio.sleep(0.01)
-    pump.add(EntryType.THINKING, "u")
-    pump.add(EntryType.ANSWER, "a")
-    pump.add(EntryType.ANSWER, "b")
+    pump.add(ThinkingPiece, "u")
+    pump.add(AnswerPiece, "a")
+    pump.add(AnswerPiece, "b")
     await journal.finish(pump)
     assert [items for _, items in journal.writes] == [
         [(EntryType.THINKING, {"text": "t", "persona": "p"})],
@@ -93,7 +95,7 @@ async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None
 async def test_nothing_is_written_for_empty_text() -> None:
     journal = Journal()
     pump = DeltaPump(journal, {}, FlushTimer())
-    pump.add(EntryType.ANSWER, "")
+    pump.add(AnswerPiece, "")
     await journal.finish(pump)
     assert journal.writes == []
 
@@ -101,10 +103,10 @@ async def test_nothing_is_written_for_empty_text() -> None:
 async def test_a_refused_write_is_known_to_whoever_adds_and_raised() -> None:
     journal = Journal(reply=None)
     pump = DeltaPump(journal, {}, FlushTimer())
-    pump.add(EntryType.ANSWER, "a")
+    pump.add(AnswerPiece, "a")
     assert not pump.refused
     await asyncio.sleep(2 * INTERVAL)
-    pump.add(EntryType.ANSWER, "b")
+    pump.add(AnswerPiece, "b")
     assert pump.refused
     with pytest.raises(Fenced):
         await journal.finish(pump)
@@ -114,9 +116,9 @@ async def test_a_refused_write_is_known_to_whoever_adds_and_raised() -> None:
 async def test_what_was_refused_because_it_is_there_already_is_no_end() -> None:
     journal = Journal(reply=ValueError("its id is too small"))
     pump = DeltaPump(journal, {}, FlushTimer())
-    pump.add(EntryType.ANSWER, "a")
+    pump.add(AnswerPiece, "a")
     await asyncio.sleep(2 * INTERVAL)
-    pump.add(EntryType.ANSWER, "b")
+    pump.add(AnswerPiece, "b")
     assert pump.refused
     journal.reply = b"1-1"
     await journal.finish(pump)
@@ -127,9 +129,9 @@ async def test_what_was_refused_because_it_is_there_already_is_no_end() -> None:
 async def test_what_nobody_wants_any_more_is_not_written() -> None:
     journal, timer = Journal(), FlushTimer()
     pump = DeltaPump(journal, {}, timer)
-    pump.add(EntryType.ANSWER, "a")
+    pump.add(AnswerPiece, "a")
     await asyncio.sleep(0.001)
-    pump.add(EntryType.ANSWER, "b")
+    pump.add(AnswerPiece, "b")
     pump.drain()
     await asyncio.sleep(2 * INTERVAL)
     assert journal.text(EntryType.ANSWER) == "a"
@@ -138,13 +140,11 @@ async def test_what_nobody_wants_any_more_is_not_written() -> None:
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from([EntryType.THINKING, EntryType.ANSWER]), st.text(max_size=6), st.sampled_from([0, 0, 0.004])
-        ),
+        st.tuples(st.sampled_from([ThinkingPiece, AnswerPiece]), st.text(max_size=6), st.sampled_from([0, 0, 0.004])),
         max_size=25,
     )
 )
-def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]]) -> None:
+def test_every_byte_arrives_in_order(pieces: list[tuple[Kind, str, float]]) -> None:
     journal = Journal()
 
     async def play() -> None:
@@ -157,7 +157,7 @@ def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]])
     asyncio.run(play())
     wanted: list[tuple[EntryType, str]] = []
     for kind, text, _ in pieces:
-        wanted.extend((kind, char) for char in text)
+        wanted.extend((kind.type, char) for char in text)
     assert [(kind, char) for _, items in journal.writes for kind, data in items for char in data["text"]] == wanted
 
 
@@ -165,12 +165,12 @@ async def test_answers_of_a_replica_write_together_and_each_begins_at_once() -> 
     journals, timer = [Journal() for _ in range(4)], FlushTimer()
     pumps = [DeltaPump(journal, {}, timer) for journal in journals]
     for pump in pumps[:3]:
-        pump.add(EntryType.ANSWER, "a")
+        pump.add(AnswerPiece, "a")
         await asyncio.sleep(0.001)
     assert [len(journal.writes) for journal in journals] == [1, 1, 1, 0]
     # one after the other, and told in one write
     for pump in pumps[:2]:
-        pump.add(EntryType.ANSWER, "b")
+        pump.add(AnswerPiece, "b")
         await asyncio.sleep(0.001)
     assert [len(journal.writes) for journal in journals] == [1, 1, 1, 0]
     until = asyncio.get_running_loop().time() + 10
@@ -180,8 +180,8 @@ async def test_answers_of_a_replica_write_together_and_each_begins_at_once() -> 
     assert abs(first - second) < 0.001
     assert first - journals[2].writes[0][0] >= INTERVAL * 0.95
     # a newcomer waits for nobody, and nobody's text goes before it or later for it
-    pumps[0].add(EntryType.ANSWER, "c")
-    pumps[3].add(EntryType.ANSWER, "a")
+    pumps[0].add(AnswerPiece, "c")
+    pumps[3].add(AnswerPiece, "a")
     assert [len(journal.writes) for journal in journals] == [2, 2, 1, 1]
     while len(journals[0].writes) < 3 and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(0)

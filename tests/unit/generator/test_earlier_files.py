@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from services.generator.recall import recall
 from shared.contracts import FILES_ALONE, ChatTurnMessage
 from shared.llm.port import ModelFacts
 from shared.participant.files import Fetched, FilesRefused, FilesUnavailable
+from shared.records.events import encode
 from shared.records.journal import EntryType, JournalEntry
 from shared.records.sessions import Turn
 
@@ -102,7 +102,7 @@ async def test_image_too_large_leaves_room_for_older_ones() -> None:
 async def test_takeover_sends_files_in_the_recorded_form() -> None:
     kept = Kept({"f": PNG, "g": TEXT})
     first = await loader(kept, sees=False).load([{"id": "f"}, {"id": "g"}])
-    entry = JournalEntry("1-5", EntryType.ATTACHMENTS, 0, orjson.dumps(first.entry()))
+    entry = JournalEntry("1-5", EntryType.ATTACHMENTS, 0, encode(first.event())[1])
     known = recall([entry]).earlier
     assert known == first.forms == {"f": Form.UNSEEN, "g": Form.TEXT}
     # The model sees images now, and one file was deleted: only the deleted file changes its form.

@@ -6,6 +6,7 @@ import orjson
 
 from services.generator.grades import LowGrade, note
 from services.generator.recall import recall
+from shared.records.events import encode
 from shared.records.journal import EntryType, JournalEntry
 from shared.records.sessions import Turn
 
@@ -33,7 +34,7 @@ def test_what_was_told_is_read_from_the_journal() -> None:
 
 
 def _dumped(grade: LowGrade) -> bytes:
-    return orjson.dumps(grade.entry())
+    return encode(grade.event())[1]
 
 
 def test_a_turn_tells_of_which_grade_it_was_told_and_older_ones_of_none() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.entries import event_of
 from support.response_runs import deps_of, run_of
 
 from services.generator.context import Conversation
@@ -28,7 +29,8 @@ from shared.llm.port import (
     ToolCall,
 )
 from shared.participant.tool_client import Caller
-from shared.records.journal import EntryType, Items, JournalEntry, Sent
+from shared.records.events import KnownEvent, encode
+from shared.records.journal import EntryType, Events, JournalEntry, Sent
 
 QUESTION = {"role": "user", "content": "What is new?"}
 
@@ -45,24 +47,23 @@ class MemoryWriter:
     def position(self) -> str:
         return f"{self._epoch}-{self._number}"
 
-    async def append(
-        self, kind: EntryType, data: dict[str, Any], messages: Sequence[Any] = (), *, token: str = ""
-    ) -> str:
+    async def append(self, event: KnownEvent, messages: Sequence[Any] = (), *, token: str = "") -> str:
         self._number += 1
-        self.entries.append(JournalEntry(self.position, kind, 0, orjson.dumps(data), token=token))
+        kind, data = encode(event)
+        self.entries.append(JournalEntry(self.position, kind, 0, data, token=token))
         await asyncio.sleep(0)
         return self.position
 
-    async def append_all(self, items: Items, tokens: Sequence[str] | None = None) -> None:
-        for (kind, data), token in zip(items, tokens or [""] * len(items), strict=True):
-            await self.append(kind, data, token=token)
+    async def append_all(self, events: Events, tokens: Sequence[str] | None = None) -> None:
+        for event, token in zip(events, tokens or [""] * len(events), strict=True):
+            await self.append(event, token=token)
 
-    def send(self, items: Items) -> Sent:
-        return Sent(items, [], asyncio.ensure_future(self._sent(items)))
+    def send(self, events: Events) -> Sent:
+        return Sent(events, [], asyncio.ensure_future(self._sent(events)))
 
-    async def _sent(self, items: Items) -> list[bytes]:
-        await self.append_all(items)
-        return [b"1-1"] * len(items)
+    async def _sent(self, events: Events) -> list[bytes]:
+        await self.append_all(events)
+        return [b"1-1"] * len(events)
 
     async def confirm(self, sent: Sent) -> None:
         await sent.replies
@@ -129,7 +130,7 @@ class NoBus:
 async def play(model: ScriptedModel, tools: CountingTools, writer: MemoryWriter) -> Answer:
     """The whole life of a query, as a generator lives it."""
     found = recall(writer.entries)
-    await writer.append(EntryType.CLAIMED, {})
+    await writer.append(event_of(EntryType.CLAIMED, {}))
     context = NoBus()
     deps = deps_of(context, model=model, tools=tools)
     run = run_of(deps, writer, Caller("1-0"), replay=found)

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.entries import data_of
 from support.response_runs import deps_of, run_of
 
 from services.generator import steps as module
@@ -38,7 +39,8 @@ from shared.llm.port import (
 )
 from shared.llm.preemption import Preempted
 from shared.participant.tool_client import Caller
-from shared.records.journal import EntryType, Items, Sent
+from shared.records.events import EntryType, KnownEvent
+from shared.records.journal import Events, Sent
 from shared.telemetry import metrics
 
 QUESTION = {"role": "user", "content": "What is new?"}
@@ -57,21 +59,21 @@ class Journal:
     def position(self) -> str:
         return f"1-{len(self.entries)}"
 
-    async def append(self, kind: EntryType, data: dict[str, Any], *, messages: Sequence[Outgoing] = ()) -> None:
-        if kind is self.refuses:
+    async def append(self, event: KnownEvent, *, messages: Sequence[Outgoing] = ()) -> None:
+        if event.type is self.refuses:
             raise ConnectionError("somebody else writes it")
-        self.entries.append((kind, data))
+        self.entries.append(data_of(event))
         self.told += messages
 
-    async def append_all(self, items: Items, tokens: Sequence[str] | None = None) -> None:
-        self.entries += items
+    async def append_all(self, events: Events, tokens: Sequence[str] | None = None) -> None:
+        self.entries += map(data_of, events)
         self.tokens += tokens or []
 
-    def send(self, items: Items) -> Sent:
-        self.entries += items
+    def send(self, events: Events) -> Sent:
+        self.entries += map(data_of, events)
         replies: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        replies.set_result([b"1-1"] * len(items))
-        return Sent(items, [], replies)
+        replies.set_result([b"1-1"] * len(events))
+        return Sent(events, [], replies)
 
     async def confirm(self, sent: Sent) -> None:
         await sent.replies

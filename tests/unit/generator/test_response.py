@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.entries import data_of
 from support.response_runs import deps_of, run_of
 
 from services.generator import ending, generation
@@ -42,7 +43,9 @@ from shared.contracts import (
 from shared.errors import PermanentError
 from shared.llm.port import ModelFacts, ToolCall
 from shared.participant.tool_client import Caller
-from shared.records.journal import EntryType, JournalEntry
+from shared.records.events import EntryType, KnownEvent, shown
+from shared.records.journal import JournalEntry
+from shared.records.response_state import EMPTY
 from shared.records.sessions import Turn
 from shared.records.summaries import Summary
 
@@ -65,11 +68,10 @@ class Writer:
         self.told: list[list[Outgoing]] = []
         self.published: list[tuple[list[Outgoing], list[Any]]] = []
         self.large: dict[str, str] = {}
+        self.state = EMPTY
 
-    async def append(
-        self, kind: EntryType, data: dict[str, Any], also: Sequence[Any] = (), *, messages: Sequence[Outgoing] = ()
-    ) -> None:
-        self.entries.append((kind, data))
+    async def append(self, event: KnownEvent, also: Sequence[Any] = (), *, messages: Sequence[Outgoing] = ()) -> None:
+        self.entries.append(data_of(event))
         self.also.append(list(also))
         self.told.append(list(messages))
 
@@ -635,7 +637,7 @@ async def test_of_a_low_grade_the_model_is_told_once(
         setattr(bench.recall, name, value)
     steps = await bench.steps(Past([turn(1)]))
     assert looked == ([(bench.deps.context.bus, [turn(1)])] if told else [])
-    assert bench.writer.of(EntryType.NOTICE) == ([LOW.entry()] if told else [])
+    assert bench.writer.of(EntryType.NOTICE) == ([shown(LOW.event())] if told else [])
     knows = told or "low_grade" in recalled
     assert ("[It was weak.]" in steps.conversation.system[0]["content"]) is knows
     assert bench.asked_turns == []
@@ -688,13 +690,13 @@ async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: p
     assert member.conversation.history == own.conversation.history == [turn(1).messages()]
     assert member.conversation.history is not own.conversation.history
     await progress("working", seat, {})
-    await progress("done", seat, {"text": "No."})
+    await progress("done", seat, {"response": "No."})
     assert bench.writer.entries[-2:] == [
         (EntryType.PERSONA_WORKING, {"persona": "Skeptic", "round": 1}),
-        (EntryType.PERSONA_DONE, {"persona": "Skeptic", "round": 1, "text": "No."}),
+        (EntryType.PERSONA_DONE, {"persona": "Skeptic", "round": 1, "response": "No."}),
     ]
     bench.recall.progress.add((EntryType.PERSONA_DONE, "Skeptic", 1))
-    await progress("done", seat, {"text": "No."})
+    await progress("done", seat, {"response": "No."})
     assert len(bench.writer.of(EntryType.PERSONA_DONE)) == 1
     bench = Bench(monkeypatch, mode="committee", personas=["empath"], rounds=3, settings={"parallel": False})
     await generate(bench.run, Past())

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.entries import WHOLE, whole
 
-from shared.records.folding import MOST_BYTES, Event, Folding, bounded, parse
-from shared.records.journal import EntryType, JournalEntry
+from shared.records.events import decode
+from shared.records.folding import MOST_BYTES, Event, bounded, compacted, parse
+from shared.records.response_state import EMPTY, apply, replay
 
 CALL = {"call_id": "c", "tool": "web_search", "args": {"query": "x"}, "step": 0}
 RESULT = {"call_id": "c", "tool": "web_search", "args": {"query": "x"}, "result": "a page", "error": None, "data": [1]}
@@ -20,13 +21,13 @@ RESULT = {"call_id": "c", "tool": "web_search", "args": {"query": "x"}, "result"
 
 def folded(*entries: tuple[str, str, dict[str, Any]], answer: str | None = None) -> list[tuple[str, str, Any]]:
     """The compacted events, without fields that `whole` has added."""
-    folding, added = Folding(), dict[str, set[str]]()
+    state, added = EMPTY, dict[str, set[str]]()
     for entry_id, kind, data in entries:
         added[entry_id] = set(WHOLE.get(kind, ())) - set(data)
-        folding.add(entry_id, kind, whole(kind, data))
+        state = apply(state, decode(entry_id, kind, 0, whole(kind, data)))
     return [
         (entry_id, kind, {name: value for name, value in data.items() if name not in added[entry_id]})
-        for entry_id, kind, data in folding.events(answer)
+        for entry_id, kind, data in compacted(state, answer)
     ]
 
 
@@ -116,8 +117,8 @@ def test_behind_the_end_is_only_what_others_add_and_what_nobody_knows_is_left_ou
         ("9-0", "critique", {"score": 5}),
     )
     assert [kind for _, kind, _ in events] == ["failed", "critique"]
-    journal = [JournalEntry("1-1", EntryType.NOTICE, 0, b"no json"), JournalEntry("1-2", EntryType.STATE, 0, b"[]")]
-    assert Folding(journal).events() == []
+    malformed = [decode("1-1", "notice", 0, b"no json"), decode("1-2", "state", 0, b"[]")]
+    assert compacted(replay(malformed)) == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.entries import event_of
 
 from shared.contracts import QueryReceived
 from shared.records.journal import EntryType
@@ -21,7 +22,7 @@ ASKED = QueryReceived(query="Where?", session_id="s", user_id="ann")
         (
             ASKED.model_copy(update={"mode": "committee", "after": "1-0"}),
             EntryType.FAILED,
-            {"code": "model_unavailable", "message": "It is away.", "retryable": True},
+            {"code": "model_unavailable", "message": "It is away."},
             Unanswered(
                 query="Where?",
                 mode="committee",
@@ -35,4 +36,4 @@ ASKED = QueryReceived(query="Where?", session_id="s", user_id="ann")
 def test_a_question_without_an_answer_is_kept_with_its_reason(
     query: QueryReceived, kind: EntryType, data: dict[str, object], kept: Unanswered | None
 ) -> None:
-    assert unanswered(query, kind, data) == kept
+    assert unanswered(query, event_of(kind, data)) == kept

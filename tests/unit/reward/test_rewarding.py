@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
+from support.entries import event_of
 
 from services.reward.manage import Access
 from services.reward.service import Rewarding
@@ -176,8 +177,8 @@ def vote(**values: Any) -> UserFeedback:
 
 
 async def test_vote_is_published_with_all_its_parts(office: Office) -> None:
-    writer, _ = await JournalWriter.claim(office.bus, journal_key("50-0", "A"), {}, 60)
-    await writer.append(EntryType.COMPLETED, {})
+    writer, _ = await JournalWriter.claim(office.bus, journal_key("50-0", "A"), event_of("claimed", {}), 60)
+    await writer.append(event_of(EntryType.COMPLETED, {}))
     await office.rewarding.response(message(answer(history=[])))
     thumb = vote(sentiment="negative", comment="No.")
     assert await office.rewarding.feedback(message(thumb, "90-1")) == ()
