@@ -257,6 +257,10 @@ def _escaped(part: str) -> str:
     return part.replace("%", "%25").replace(":", "%3A")
 
 
+# For SCAN: all keys of this product.
+ALL_KEYS = f"{PREFIX}*".encode()
+
+
 def table() -> str:
     """Return the table of all families, for the docs."""
     lines = ["| key | type | what | written by | expires |", "|---|---|---|---|---|"]

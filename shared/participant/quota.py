@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shared.bus import Bus, Command
-from shared.bus.keys import REPLICAS, inbox_key, once_key, replica_key, result_key, schema_key, starts_key
+from shared.bus.keys import ALL_KEYS, REPLICAS, inbox_key, once_key, replica_key, result_key, schema_key, starts_key
 from shared.bus.scripts import DROP_EMPTY
 from shared.contracts import DEAD_LETTER, TOOL_REQUEST, TOOL_RESULT, TOOL_SCHEMA, is_untrusted
-from shared.key_prefix import PREFIX
 from shared.participant.room import SCARCE, memory
 from shared.telemetry.logging import get_logger
 
@@ -61,7 +60,7 @@ async def enforce_quota(bus: Bus) -> int:
         return 0
     quota = max(int(usage[1] * _QUOTA_SHARE), _MIN_QUOTA_BYTES)
     kinds: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
-    async for raw in bus.scan(f"{PREFIX}*"):
+    async for raw in bus.scan(ALL_KEYS):
         found = [(kind, key) for key in raw if (kind := quota_kind(key)) is not None]
         for (kind, key), size in zip(found, await _sizes(bus, [key for _, key in found]), strict=True):
             kinds[kind].append((size, key))

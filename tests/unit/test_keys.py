@@ -17,6 +17,7 @@ from shared.bus.keys import FAMILIES, Family
 from shared.contracts import PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
 from shared.errors import DecodeError
 from shared.participant import health_quick
+from shared.participant.quota import quota_kind
 
 ROOT = Path(__file__).resolve().parents[2]
 # All that web_search may read, of the examples below.
@@ -111,7 +112,7 @@ def test_what_stands_in_redis_is_found_by_the_next_release_too() -> None:
     assert [*built] == [*built.values()]
     lasting = (keys.session_key.lasting, keys.turns_key.lasting, keys.journal_key.lasting, keys.cancel_key.lasting)
     assert lasting == (True, True, False, False)
-    assert (keys.journal_key.glob, keys.OURS) == ("local2:journal:*:*", b"local2:*")
+    assert (keys.journal_key.glob, keys.ALL_KEYS) == ("local2:journal:*:*", b"local2:*")
     assert keys.journal_key.parts("local2:journal:1-1:A") == ("1-1", "A")
     assert keys.journal_key.parts("local2:journal:1-1") is None
 
@@ -143,7 +144,7 @@ def test_what_stands_in_redis_is_found_by_the_next_release_too() -> None:
     ],
 )
 def test_keys_of_untrusted_workers_have_a_quota(key: bytes, kind: bytes | None) -> None:
-    assert keys.quota_kind(key) == kind
+    assert quota_kind(key) == kind
 
 
 def test_every_builder_is_of_one_family() -> None:
