@@ -34,8 +34,8 @@ from shared.contracts import (
 from shared.envelope import now_ms
 from shared.llm.port import ContextOverflow, ModelError, ModelMissing, ModelRejected, ModelUnavailable
 from shared.records import events
+from shared.records.compaction import compacted
 from shared.records.events import Entry, KnownEvent
-from shared.records.folding import compacted
 from shared.records.journal import closing, read_journal
 from shared.records.response_state import apply
 from shared.records.sessions import Turn

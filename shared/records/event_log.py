@@ -5,8 +5,8 @@ The streams are the only source: entries that retention has removed are absent.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
 from shared.bus import Bus, Command, ReplyError, order
 from shared.bus.keys import journal_key, stream_key
@@ -22,8 +22,11 @@ from shared.contracts import (
     TOOL_REQUEST,
     TOOL_RESULT,
     USER_FEEDBACK,
+    PersonaToolTrace,
+    ToolCallRecord,
     canonical_tool,
 )
+from shared.records.events import Completed, ToolAsked
 from shared.records.journal import EntryType, JournalEntry, read_result
 from shared.records.lua import script
 from shared.telemetry.logging import get_logger
@@ -90,20 +93,14 @@ async def _tools_called(bus: Bus, query_id: str, respondent: str) -> AsyncIterat
     async for entries in read_result(bus, journal_key(query_id, respondent)):
         for entry in entries:
             for call in _calls(entry):
-                name, args = call.get("tool"), call.get("args")
-                if isinstance(name, str):
-                    yield canonical_tool(name, args if isinstance(args, dict) else {})
+                yield canonical_tool(call.tool, call.args)
 
 
-def _calls(entry: JournalEntry) -> Iterable[dict[str, Any]]:
-    if entry.type is EntryType.TOOL_REQUEST:
-        return [entry.value()]
-    if entry.type is not EntryType.COMPLETED:
-        return ()
-    value = entry.value()
-    members = _objects(value.get("deliberations"))
-    return [*_objects(value.get("tool_calls")), *(call for one in members for call in _objects(one.get("tool_trace")))]
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+def _calls(entry: JournalEntry) -> Sequence[ToolAsked | ToolCallRecord | PersonaToolTrace]:
+    match entry.typed().event if entry.type in (EntryType.TOOL_REQUEST, EntryType.COMPLETED) else None:
+        case ToolAsked() as asked:
+            return [asked]
+        case Completed() as end:
+            return [*end.tool_calls, *(call for one in end.deliberations for call in one.tool_trace)]
+        case _:
+            return ()

@@ -85,18 +85,6 @@ class JournalEntry:
             return {}
         return parsed if isinstance(parsed, dict) else {}
 
-    def text(self, name: str = "text") -> str:
-        """A field of the data, if it is a text."""
-        value = self.value().get(name)
-        return value if isinstance(value, str) else ""
-
-    def valid_until(self) -> tuple[int, int]:
-        """Of `restarted`: the id after which text is void."""
-        try:
-            return order(self.text("discard_after"))
-        except ValueError:
-            return order(self.id)
-
     def earlier(self) -> list[JournalEntry] | None:
         """What is told of the entries before a terminal one, without the data of those that are read at their place;
         None when nothing is."""

@@ -1,8 +1,8 @@
 """What happened in the queries of a session, for as long as the session is there: journals end a day after their query.
 
-Each query's journal is kept shortened (`shared.records.folding`) under its id in one hash of the session, and beside it
-what others said of the answer later. It is written with the journal's terminal entry, once; removed with the turn or
-the session; and nothing brings it back that comes later than that.
+The compacted record of each query's journal (`shared.records.compaction`) is stored under its id in one hash of the
+session, and beside it what others said of the answer later. It is written once, with the journal's terminal entry. It
+is removed with the turn or the session, and nothing restores it later.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shared.bus import Bus, Command, order
 from shared.bus.keys import deleted_key, journal_key, session_key, steps_key, turns_key
 from shared.contracts import QueryReceived
 from shared.errors import DecodeError
+from shared.records.compaction import Event, bounded, compacted, parse
 from shared.records.events import LATE, TERMINAL, Completed, Failed, KnownEvent, Unknown, shown
-from shared.records.folding import Event, bounded, compacted, parse
 from shared.records.journal import (
     append_after,
     read_journal,

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.entries import whole
 from support.http_gateway import FakeGenerator, Site, gateway_settings, generating, serving
 
 from shared.bus import Bus, order
@@ -93,12 +94,15 @@ async def test_event_log_has_both_respondents_grades_and_votes(site: Site, fake:
     assert [subjects.count(one) for one in (STEP, "response.generation")] == [3, 2]
 
 
+_TRACE = {"tool": "probe", "args": {}, "result_preview": ""}
+
+
 @pytest.mark.parametrize(
     "entries",
     [
-        [("tool.request", {"tool": "probe", "args": {}})],
-        [("completed", {"tool_calls": [{"tool": "probe", "args": {}}]})],
-        [("completed", {"deliberations": [{"tool_trace": [{"tool": "probe", "args": {}}]}]})],
+        [("tool.request", {"tool": "probe"})],
+        [("completed", {"tool_calls": [{"tool": "probe", "args": {}, "call_id": "c", "result": ""}]})],
+        [("completed", {"deliberations": [{"persona": "p", "round": 1, "response": "", "tool_trace": [_TRACE]}]})],
     ],
     ids=["running", "completed", "committee"],
 )
@@ -106,7 +110,7 @@ async def test_event_log_has_the_tools_of_the_second_respondent(
     entries: list[tuple[str, Any]], bus: Bus, raw: redis.Redis
 ) -> None:
     for number, (kind, data) in enumerate(entries, 1):
-        words = {"type": kind, "time": 1, "data": orjson.dumps(data), "told": b"[]"}
+        words = {"type": kind, "time": 1, "data": orjson.dumps(whole(kind, data)), "told": b"[]"}
         raw.xadd(journal_key("5-0", "B"), words, id=f"1-{number}")  # type: ignore[arg-type]
     await publish(bus, "5-0", "tool.request.probe", "tool.result.probe")
     assert [one.subject for one in await messages_of(bus, "5-0")] == ["tool.request.probe", "tool.result.probe"]

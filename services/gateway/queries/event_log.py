@@ -9,8 +9,8 @@ from services.gateway.http.gateway import Gateway
 from services.gateway.queries.records import load
 from shared.bus import Bus, order
 from shared.bus.keys import journal_key, stream_key
+from shared.records.compaction import compacted
 from shared.records.event_log import messages_of
-from shared.records.folding import compacted
 from shared.records.journal import read_journal
 from shared.records.response_state import replay
 from shared.records.sessions import SessionInfo

@@ -12,6 +12,7 @@ from services.gateway.queries.records import QueryRecord, load, own_session
 from shared.bus import order
 from shared.bus.keys import journal_key, queries_key
 from shared.records import lanes
+from shared.records.events import Failed
 from shared.records.journal import TERMINAL, EntryType, read_end
 from shared.records.sessions import SessionInfo, words_of
 from shared.records.steps import read_unanswered
@@ -71,8 +72,8 @@ async def _shown(gateway: Gateway, user: Principal, session_id: str | None, quer
         return shown if gateway.bus.left(record.deadline, query_id) >= 0 else None
     first = end[0]
     shown["state"] = str(first.type) if first.type in TERMINAL else "running"
-    if first.type is EntryType.FAILED:
-        shown["error"] = {"code": first.text("code") or "internal", "message": first.text("message")}
+    if first.type is EntryType.FAILED and isinstance(failed := first.typed().event, Failed):
+        shown["error"] = {"code": failed.code or "internal", "message": failed.message}
     return shown
 
 

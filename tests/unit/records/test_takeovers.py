@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from support.runs import UNDISTURBED, Life, Plan, Step, journal_of, lives, plans
 
+from shared.records.compaction import compacted
 from shared.records.events import Claimed, EntryType, ModelMessage, Noticed, Restarted, shown
-from shared.records.folding import compacted
 from shared.records.journal import JournalEntry
 from shared.records.response_state import Call, ResponseState, Text, replay
 

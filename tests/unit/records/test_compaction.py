@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.entries import WHOLE, whole
 
+from shared.records.compaction import MOST_BYTES, Event, bounded, compacted, parse
 from shared.records.events import decode
-from shared.records.folding import MOST_BYTES, Event, bounded, compacted, parse
 from shared.records.response_state import EMPTY, apply, replay
 
 CALL = {"call_id": "c", "tool": "web_search", "args": {"query": "x"}, "step": 0}
