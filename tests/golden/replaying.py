@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import io
 import re
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import orjson
+from golden.states import digest, form
 from support.http_gateway import Site
 
 from services.cli.commands.answer_view import AnswerView
@@ -19,10 +21,14 @@ from services.cli.terminal import Terminal
 from shared.bus import Bus
 from shared.bus.keys import journal_key
 from shared.contracts import QUERY_RECEIVED, QueryReceived
+from shared.records.events import decode
+from shared.records.response_state import EMPTY, apply
 from shared.records.sessions import Sessions, Turn
 from shared.records.steps import keep_ended
 
 JOURNALS = Path(__file__).parent / "journals"
+# A journal by hand: entries that real runs have seldom, in an order that a reader must survive.
+ODD = Path(__file__).parent / "odd.json"
 TERMINAL = ("completed", "failed", "cancelled")
 # Not compared: the messages on the bus.
 _BUS = ("event_log", "events")
@@ -40,20 +46,30 @@ def load(path: Path) -> tuple[list[Recorded], dict[str, Any]]:
     """The entries of a recorded journal, and the outputs that were recorded with it."""
     text = _SHORT.sub(lambda found: "x" * int(found[1]), path.read_text(encoding="utf-8"))
     record = orjson.loads(text)
-    return [(entry_id, fields) for entry_id, fields in record["entries"]], record["outputs"]
+    return [(entry_id, fields) for entry_id, fields in record["entries"]], record["outputs"] | {
+        "state": record["state"]
+    }
 
 
 def dump(entries: list[Recorded], outputs: dict[str, Any]) -> str:
     """Text of a file that `load` reads. Runs of one letter are shortened."""
-    lines = ",\n".join(orjson.dumps(entry).decode() for entry in entries)
-    shown = orjson.dumps(outputs, option=orjson.OPT_INDENT_2).decode()
-    text = f'{{"entries":[\n{lines}\n],\n"outputs":{shown}}}\n'
+    rest = {name: output for name, output in outputs.items() if name != "state"}
+    shown = orjson.dumps(rest, option=orjson.OPT_INDENT_2).decode()
+    head, parts = {**outputs["state"], "parts": []}, outputs["state"]["parts"]
+    state = orjson.dumps(head).decode().replace('"parts":[]', f'"parts":[\n{_lines(parts)}\n]')
+    text = f'{{"entries":[\n{_lines(entries)}\n],\n"state":{state},\n"outputs":{shown}}}\n'
     return _RUN.sub(lambda found: f"{{{{x*{len(found[0])}}}}}", text)
 
 
-def digest(text: str) -> str:
-    """The length of a text and the beginning of its hash."""
-    return f"{len(text)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+def _lines(values: Sequence[Any]) -> str:
+    return ",\n".join(orjson.dumps(value).decode() for value in values)
+
+
+def states_of(entries: list[Recorded]) -> dict[str, str]:
+    """The state of the response at the end, and after every entry, as JSON."""
+    typed = [decode(entry_id, fields["type"], 0, fields["data"].encode()) for entry_id, fields in entries]
+    states = [orjson.dumps(form(state)).decode() for state in accumulate(typed, apply, initial=EMPTY)][1:]
+    return {"state": states[-1], "states_while_it_runs": "\n".join(states)}
 
 
 class Replay:
@@ -75,11 +91,13 @@ class Replay:
             self._responses(),
         )
         self.texts["terminal"] = self._terminal()
+        self.texts |= states_of(self._entries)
 
     def outputs(self) -> dict[str, Any]:
-        """The outputs to be recorded: the result and the terminal's text in full, of the rest its hash."""
-        whole = {"result": orjson.loads(self.texts["result"]), "terminal": self.texts["terminal"]}
-        return whole | {name: digest(text) for name, text in self.texts.items() if name not in whole}
+        """The outputs to be recorded: result, state and the terminal's text in full, of the rest its hash."""
+        whole = {name: orjson.loads(self.texts[name]) for name in ("result", "state")}
+        whole["terminal"] = self.texts["terminal"]
+        return whole | {name: digest(text) for name, text in sorted(self.texts.items()) if name not in whole}
 
     async def _write(self, query_id: str, entry: Recorded) -> None:
         fields = [one for pair in entry[1].items() for one in pair]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import orjson
 import pytest
 import pytest_asyncio
-from golden.replaying import JOURNALS, Replay, load
+from golden.replaying import JOURNALS, ODD, Replay, load, states_of
+from golden.states import digest
 from support.http_gateway import Site, gateway_settings, serving
 
 from shared.bus import Bus
@@ -28,3 +30,10 @@ async def test_recorded_journal_gives_its_recorded_outputs(path: Path, site: Sit
         replay = Replay(site, bus, path.stem, entries)
         await replay.run()
     assert replay.outputs() == outputs, f"see them whole: tests/golden/record.py --show {path.stem} OUTPUT"
+
+
+async def test_odd_journal_gives_its_state() -> None:
+    entries, outputs = load(ODD)
+    states = states_of(entries)
+    assert orjson.loads(states["state"]) == outputs["state"]
+    assert digest(states["states_while_it_runs"]) == outputs["states_while_it_runs"]
