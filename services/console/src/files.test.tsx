@@ -6,7 +6,7 @@ import { Composer } from "./chat/Composer";
 import { USUAL } from "./chat/ChatSettings";
 import { ConversationState } from "./chat/ConversationState";
 import type { Ask } from "./chat/conversation";
-import { apply, newTurn } from "./chat/turn";
+import { apply, newTurn, stepsOf } from "./chat/turn";
 import { Attachment, FileViewer } from "./FileViewer";
 import { about, kindOf, safeType, sizeOf, type FileOf } from "./files";
 import Files from "./places/Files";
@@ -184,14 +184,14 @@ it.each([
 ])("files of earlier messages that were sent as %s", (sent, notes) => {
   const turn = newTurn("q");
   apply(turn, "attachments", "1-1", { files: [{ id: "f", name: "a.png", sent }, { id: "g", sent }] });
-  expect(turn.parts.map((part) => part.kind === "note" && part.text)).toEqual(notes);
+  expect(stepsOf(turn).map((part) => part.kind === "note" && part.text)).toEqual(notes);
 });
 
 it("images of earlier messages that no longer fit are named", () => {
   const turn = newTurn("q");
   apply(turn, "context.truncated", "1-1", { dropped_turns: 0, kept_turns: 3, prompt_tokens: 1, attachments: [{ id: "f", name: "a.png" }] });
   apply(turn, "context.truncated", "1-2", { dropped_turns: 1, kept_turns: 2, prompt_tokens: 1, attachments: [] });
-  expect(turn.parts.map((part) => part.kind === "note" && part.text)).toEqual([
+  expect(stepsOf(turn).map((part) => part.kind === "note" && part.text)).toEqual([
     "Images of earlier messages no longer fit the model's context: a.png. Attach them again to ask about them.",
     "The oldest turns no longer fit the model's context: 1 turn left out, 2 kept.",
   ]);

@@ -10,7 +10,7 @@ import { ConversationState } from "./ConversationState";
 import type { Conversation, TurnStore } from "./conversation";
 import { useStore } from "./store";
 import { TurnView, type TurnActions } from "./TurnView";
-import type { Turn } from "./turn";
+import { usageOf, type Turn } from "./turn";
 import { rows, type Row } from "./versions";
 import { Waterfall } from "./Waterfall";
 import { counted } from "../words";
@@ -197,7 +197,7 @@ function Versions({ row: { versions, at }, ...rest }: VersionsProps) {
 
 /** How full the model's window is. */
 function Gauge({ conversation, window }: { conversation: Conversation; window: number }) {
-  const usage = conversation.turns.findLast(({ turn }) => (turn.usage.prompt_tokens ?? 0) > 0)?.turn.usage;
+  const usage = conversation.turns.map(({ turn }) => usageOf(turn)).findLast(({ prompt_tokens = 0 }) => prompt_tokens > 0);
   if (!window || !usage) return null;
   const used = (usage.prompt_tokens ?? 0) + (usage.completion_tokens ?? 0);
   const share = Math.min(100, Math.round((100 * used) / window));

@@ -5,7 +5,7 @@ import type { Call } from "../api/types";
 import { Prose } from "../markdown/Prose";
 import { Icon, type IconName } from "../ui/icons";
 import { colourOf, duration } from "../ui/parts";
-import { hits, textOf, type Part, type Persona, type Thinking } from "./turn";
+import { hits, type Persona, type Step, type Thinking } from "./turn";
 import { counted } from "../words";
 
 interface Now {
@@ -15,9 +15,9 @@ interface Now {
   answering: boolean;
 }
 
-export function Steps({ parts, over, answering }: Now & { parts: readonly Part[] }) {
-  return parts.map((part, at) => {
-    const live = at === parts.length - 1 && !over && !answering;
+export function Steps({ steps, over, answering }: Now & { steps: readonly Step[] }) {
+  return steps.map((part, at) => {
+    const live = at === steps.length - 1 && !over && !answering;
     switch (part.kind) {
       case "thinking":
         return <ThinkingView key={at} part={part} live={live} />;
@@ -48,7 +48,7 @@ function Fold({ className, live, summary, children }: { className: string; live:
 function ThinkingView({ part, live }: { part: Thinking; live: boolean }) {
   return (
     <Fold className="step thinking" live={live} summary={live ? "Thinking …" : "Thought"}>
-      <p className="plain" dir="auto">{textOf(part.pieces)}</p>
+      <p className="plain" dir="auto">{part.text}</p>
     </Fold>
   );
 }
@@ -57,8 +57,8 @@ function PersonaView({ part, over }: { part: Persona; over: boolean }) {
   const finished = part.done || over;
   return (
     <Fold className="step persona" live={!finished} summary={<><Icon name="people" /> {part.persona} <span className="dim">· round {part.round}{finished ? "" : " …"}</span></>}>
-      <Steps parts={part.parts} over={finished} answering={part.pieces.length > 0} />
-      <Prose text={textOf(part.pieces)} over={finished} />
+      <Steps steps={part.steps} over={finished} answering={part.text !== ""} />
+      <Prose text={part.text} over={finished} />
     </Fold>
   );
 }

@@ -8,7 +8,7 @@ import type { Conversation, TurnStore } from "./conversation";
 import { Badges, Rating, Words } from "./Judging";
 import { SafeLink, Steps, host } from "./Steps";
 import { useStore } from "./store";
-import { isOver, sources, textOf, type Turn } from "./turn";
+import { answerOf, finishOf, isOver, modelOf, sources, stepsOf, trailOf, usageOf, type Turn } from "./turn";
 import { counted } from "../words";
 
 export interface TurnActions {
@@ -37,7 +37,8 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
   const [judged, setJudged] = useState(false);
   const { turn } = store;
   const over = isOver(turn);
-  const text = textOf(turn.pieces);
+  const text = answerOf(turn);
+  const trail = developer ? trailOf(turn) : [];
   const [looked, look] = useState(!over);
   useEffect(() => {
     if (!over) return undefined;
@@ -63,11 +64,11 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
           )}
         </div>
       </div>
-      <div className="steps"><Steps parts={turn.parts} over={over} answering={text !== ""} /></div>
+      <div className="steps"><Steps steps={stepsOf(turn)} over={over} answering={text !== ""} /></div>
       {text && <Prose text={text} over={over} />}
       {!over && (
         <p className="working">
-          <span className="pulse" aria-hidden="true" /> {turn.state === "queued" ? "Waiting for its turn" : developer ? (turn.trail.at(-1) ?? "claimed") : text ? "Writing" : "Working"}
+          <span className="pulse" aria-hidden="true" /> {turn.state === "queued" ? "Waiting for its turn" : developer ? (trail.at(-1) ?? "claimed") : text ? "Writing" : "Working"}
           <button type="button" className="quiet" onClick={() => actions.stop(turn)}><Icon name="stop" /> Stop</button>
         </p>
       )}
@@ -97,19 +98,19 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
         </footer>
       )}
       {judged && <Words turn={turn} />}
-      {developer && turn.trail.length > 0 && <p className="trail" aria-label="State machine">{turn.trail.join(" → ")}</p>}
+      {trail.length > 0 && <p className="trail" aria-label="State machine">{trail.join(" → ")}</p>}
     </article>
   );
 });
 
 function summary(turn: Turn, window: number): string {
-  const { prompt_tokens: prompt = 0, completion_tokens: completion = 0 } = turn.usage;
+  const { prompt_tokens: prompt = 0, completion_tokens: completion = 0 } = usageOf(turn);
   const share = window && prompt ? Math.round((100 * Math.min(window, prompt + completion)) / window) : 0;
   return [
-    turn.model,
+    modelOf(turn),
     prompt || completion ? counted(prompt + completion, "token") : "",
     share > 0 ? `${share} % of the window` : "",
-    turn.finish === "length" ? "cut at the length limit" : "",
+    finishOf(turn) === "length" ? "cut at the length limit" : "",
     turn.detail === "expired" ? "its steps were not kept" : "",
   ].filter(Boolean).join(" · ");
 }

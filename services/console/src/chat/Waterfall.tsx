@@ -2,7 +2,7 @@ import { useEffect, useState } from "react";
 import { call } from "../api/http";
 import type { TurnTold } from "../api/types";
 import { Dialog, duration } from "../ui/parts";
-import { textOf, type Turn } from "./turn";
+import { answerOf, finishOf, modelOf, usageOf, type Turn } from "./turn";
 import { counted } from "../words";
 
 /** The messages on the bus for a question, and their times. */
@@ -22,9 +22,9 @@ export function Waterfall({ sessionId, turn, onClose }: { sessionId: string | nu
       {turn && (
         <dl className="facts">
           <dt>Question</dt><dd dir="auto">{turn.query.slice(0, 300) || turn.files.map(({ name }) => name).join(", ")}</dd>
-          <dt>Model</dt><dd>{turn.model ?? "not known"}</dd>
-          <dt>Tokens</dt><dd>{turn.usage.prompt_tokens} read, {turn.usage.completion_tokens} written</dd>
-          <dt>Answer</dt><dd>{counted(textOf(turn.pieces).length, "character")}{turn.finish ? `, ended by ${turn.finish}` : ""}</dd>
+          <dt>Model</dt><dd>{modelOf(turn) ?? "not known"}</dd>
+          <dt>Tokens</dt><dd>{usageOf(turn).prompt_tokens} read, {usageOf(turn).completion_tokens} written</dd>
+          <dt>Answer</dt><dd>{counted(answerOf(turn).length, "character")}{finishOf(turn) ? `, ended by ${finishOf(turn)}` : ""}</dd>
           <dt>Question's id</dt><dd><code>{turn.queryId}</code></dd>
         </dl>
       )}

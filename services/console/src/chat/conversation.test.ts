@@ -2,7 +2,7 @@
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import type { QueryListed, TurnShown } from "../api/types";
 import { Conversation } from "./conversation";
-import { textOf } from "./turn";
+import { answerOf, modelOf, stepsOf } from "./turn";
 
 const turn = (n: number): TurnShown => ({ query_id: `${n}-0`, after: null, query: `q${n}`, answer: `a${n}`, time: n, interrupted: false, attachments: [] });
 const failed = (n: number): QueryListed => ({ query_id: `${n}-0`, session_id: "s", state: "failed", query: `f${n}`, mode: "chat", accepted: n, after: null, error: { code: "model_missing", message: "no model" } });
@@ -58,8 +58,8 @@ it("a turn that is looked at is told by its session, with all that was thought o
   conversation.detail(store);
   await settled(() => store.turn.detail === "whole");
   expect(asked.slice(before)).toEqual(["sessions/s/turns/9-0"]);
-  expect(store.turn.parts.map((part) => part.kind)).toEqual(["thinking"]);
-  expect([textOf(store.turn.pieces), store.turn.model, store.turn.critique?.score, store.turn.reward?.stars, store.turn.rateable]).toEqual(["a9", "m", 4, 5, true]);
+  expect(stepsOf(store.turn).map((part) => part.kind)).toEqual(["thinking"]);
+  expect([answerOf(store.turn), modelOf(store.turn), store.turn.critique?.score, store.turn.reward?.stars, store.turn.rateable]).toEqual(["a9", "m", 4, 5, true]);
   expect(await conversation.filesOf(store.turn)).toMatchObject([{ id: "f", name: "notes.txt" }]);
 });
 
@@ -70,8 +70,8 @@ it("of an answer of which nothing is kept no more is shown than is known, and th
   conversation.detail(last!);
   conversation.detail(first!);
   await settled(() => first!.turn.detail === "expired" && last!.turn.detail === "expired");
-  expect([textOf(last!.turn.pieces), last!.turn.state, last!.turn.critique?.score, last!.turn.rateable]).toEqual(["a9", "completed", 2, false]);
-  expect([textOf(first!.turn.pieces), first!.turn.state]).toEqual(["a7", "completed"]);
+  expect([answerOf(last!.turn), last!.turn.state, last!.turn.critique?.score, last!.turn.rateable]).toEqual(["a9", "completed", 2, false]);
+  expect([answerOf(first!.turn), first!.turn.state]).toEqual(["a7", "completed"]);
 });
 
 it.each([

@@ -7,7 +7,8 @@ import type { ChatSettings, QueryBody, QueryListed, Reward, SessionShown, TurnSh
 import { Store } from "./store";
 import { inItsPlace, newestBehind, parents } from "./versions";
 import type { FileOf } from "../files";
-import { apply, isAfter, isOver, newTurn, type Turn } from "./turn";
+import { isAfter } from "./response";
+import { apply, isOver, newTurn, type Turn } from "./turn";
 
 const PAGE = 50;
 const TRIES = 4;
@@ -344,7 +345,7 @@ export class Conversation extends Store {
     try {
       await follow(`queries/${turn.queryId}/events?follow=true`, {
         signal,
-        after: turn.last,
+        after: turn.response.last,
         isOver: () => true,
         onEvent: (type, id, data) => {
           apply(turn, type, id, data);
@@ -464,7 +465,7 @@ const words = (text: string): string => text.split(/\s+/).join(" ").trim().norma
 
 function fromSession({ query_id, after, query, answer, interrupted, time, attachments }: TurnShown): Turn {
   const files = attachments.map((file) => ({ ...file, name: file.name || "a file" }));
-  return newTurn(query, { files, queryId: query_id, after, state: interrupted ? "cancelled" : "completed", interrupted, time, rateable: false, pieces: [{ id: "", text: answer }] });
+  return newTurn(query, { files, queryId: query_id, after, state: interrupted ? "cancelled" : "completed", interrupted, time, rateable: false, answer });
 }
 
 function fromList({ query_id, after, query, state, mode, accepted, error }: QueryListed): Turn {

@@ -1,5 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { apply, isAfter, newTurn, sources, textOf, type Turn } from "./turn";
+import { isAfter } from "./response";
+import { answerOf, apply, modelOf, newTurn, sources, stepsOf, usageOf, type Turn } from "./turn";
 
 type Entry = [id: string, type: string, data: unknown];
 
@@ -25,15 +26,15 @@ describe("a journal as a turn", () => {
       ["1-8", "answer", { text: "It is" }],
       ["1-9", "completed", { answer: "It is so.", usage: { prompt_tokens: 9, completion_tokens: 4 }, model: "m", finish_reason: "stop" }],
     );
-    expect(turn.parts.map((part) => part.kind)).toEqual(["thinking", "said", "tool", "thinking"]);
-    expect(textOf(turn.pieces)).toBe("It is so.");
-    expect([turn.state, turn.model, turn.usage]).toEqual(["completed", "m", { prompt_tokens: 9, completion_tokens: 4 }]);
+    expect(stepsOf(turn).map((part) => part.kind)).toEqual(["thinking", "said", "tool", "thinking"]);
+    expect(answerOf(turn)).toBe("It is so.");
+    expect([turn.state, modelOf(turn), usageOf(turn)]).toEqual(["completed", "m", { prompt_tokens: 9, completion_tokens: 4 }]);
     expect(sources(turn)).toEqual([{ url: "https://a.example/x", title: "A page" }]);
   });
 
   it("takes an entry once", () => {
     const turn = after(["1-1", "answer", { text: "a" }], ["1-1", "answer", { text: "a" }], ["1-2", "answer", { text: "b" }], ["1-1", "answer", { text: "a" }]);
-    expect(textOf(turn.pieces)).toBe("ab");
+    expect(answerOf(turn)).toBe("ab");
   });
 
   it("discards the void text of a restart and nothing else", () => {
@@ -47,8 +48,8 @@ describe("a journal as a turn", () => {
       ["2-2", "restarted", { discard_after: "1-3", step: 1 }],
       ["2-3", "answer", { text: "new" }],
     );
-    expect(textOf(turn.pieces)).toBe("new");
-    expect(turn.parts.map((part) => part.kind)).toEqual(["thinking", "tool", "note"]);
+    expect(answerOf(turn)).toBe("new");
+    expect(stepsOf(turn).map((part) => part.kind)).toEqual(["thinking", "tool", "note"]);
   });
 
   it("discards a persona's void text", () => {
@@ -59,16 +60,16 @@ describe("a journal as a turn", () => {
       ["2-3", "persona.done", { persona: "Analyst", round: 1 }],
       ["2-4", "answer", { text: "The Self" }],
     );
-    const [persona] = turn.parts;
-    expect(persona?.kind === "persona" && [textOf(persona.pieces), persona.done]).toEqual(["new", true]);
-    expect(textOf(turn.pieces)).toBe("The Self");
+    const [persona] = stepsOf(turn);
+    expect(persona?.kind === "persona" && [persona.text, persona.done]).toEqual(["new", true]);
+    expect(answerOf(turn)).toBe("The Self");
   });
 
   it("ends with a reason, and keeps what was written", () => {
     const failed = after(["1-1", "answer", { text: "so far" }], ["1-2", "failed", { code: "deadline", message: "too late" }]);
-    expect([failed.state, failed.error, textOf(failed.pieces)]).toEqual(["failed", { code: "deadline", message: "too late" }, "so far"]);
+    expect([failed.state, failed.error, answerOf(failed)]).toEqual(["failed", { code: "deadline", message: "too late" }, "so far"]);
     const stopped = after(["1-1", "answer", { text: "so" }], ["1-2", "cancelled", { answer: "so far", thinking: "" }]);
-    expect([stopped.state, textOf(stopped.pieces)]).toEqual(["cancelled", "so far"]);
+    expect([stopped.state, answerOf(stopped)]).toEqual(["cancelled", "so far"]);
   });
 
   it("takes grades and votes behind its end, and types that it does not know", () => {
@@ -99,10 +100,10 @@ it("joins what has come to what was joined before, and begins anew when some of 
   for (let n = 1; n <= 50; n += 1) {
     apply(turn, "answer", `2-${n}`, { text: `${n} ` });
     text += `${n} `;
-    expect(textOf(turn.pieces)).toBe(text);
+    expect(answerOf(turn)).toBe(text);
   }
   apply(turn, "restarted", "2-51", { discard_after: "2-3" });
-  expect(textOf(turn.pieces)).toBe("1 2 3 ");
+  expect(answerOf(turn)).toBe("1 2 3 ");
   apply(turn, "answer", "2-52", { text: "again" });
-  expect(textOf(turn.pieces)).toBe("1 2 3 again");
+  expect(answerOf(turn)).toBe("1 2 3 again");
 });

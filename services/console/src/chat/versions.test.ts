@@ -3,7 +3,7 @@ import { newTurn, type Turn } from "./turn";
 import { inItsPlace, newestBehind, parents, rows } from "./versions";
 
 const said = (n: number, after: string | null = null, change: Partial<Turn> = {}) => ({
-  turn: newTurn(`q${n}`, { queryId: `${n}-0`, after, state: "completed", pieces: [{ id: "", text: `a${n}` }], ...change }),
+  turn: newTurn(`q${n}`, { queryId: `${n}-0`, after, state: "completed", answer: `a${n}`, ...change }),
 });
 // 1 ─ 2 ─ 3          and behind 1 also 4 ─ 5, a version of 2, and 6 once more behind 2, beside 3
 const TREE = [said(1), said(2), said(3), said(4, "1-9"), said(5), said(6, "2-0")];
@@ -30,7 +30,7 @@ it("a version is shown with what was said behind it last", () => {
 it("a version that is on its way stands last, and one that failed stands aside once something is said behind the others", () => {
   const own = { turn: newTurn("q2", { after: "1-0" }) };
   expect(parents([said(1), said(2), own])).toEqual([-1, 0, 0]);
-  const failed = said(3, "1-0", { state: "failed", pieces: [] });
+  const failed = said(3, "1-0", { state: "failed", answer: "" });
   expect(rows([said(1), said(2), failed], null).at(-1)!.at).toBe(1);
   expect(rows([said(1), said(2), failed, said(4)], null).map(({ versions, at }) => versions[at]!.turn.query)).toEqual(["q1", "q2", "q4"]);
 });

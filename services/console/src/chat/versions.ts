@@ -1,6 +1,7 @@
 // Which turns of a session are one conversation, and which are versions of each other. Pure.
 
-import { isAfter, isOver, textOf, type Turn } from "./turn";
+import { isAfter } from "./response";
+import { answerOf, isOver, type Turn } from "./turn";
 
 /** A place in the conversation: the turns that are versions of each other, oldest first, and which one is shown. */
 export interface Row<T> {
@@ -13,7 +14,7 @@ interface Holds {
 }
 
 /** A version that brought no answer: what is said next does not stand behind it. */
-const empty = ({ turn }: Holds): boolean => turn.after !== null && isOver(turn) && (turn.state === "failed" || !textOf(turn.pieces));
+const empty = ({ turn }: Holds): boolean => turn.after !== null && isOver(turn) && (turn.state === "failed" || !answerOf(turn));
 
 /** The place of the turn before each; -1 for one that begins a conversation. */
 export function parents(turns: readonly Holds[]): number[] {
