@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -12,18 +11,17 @@ from typing import Any
 import pytest
 import redis
 from support.http_gateway import Site, gateway_settings, serving
+from support.proxy import Proxy
 from support.services import announced, running
 from support.stack import Stage, respondent, stage
 from support.waiting import eventually
 
-from services.critic.judge import Judge
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
 from services.generator.settings import GeneratorSettings
 from shared.bus import Bus
 from shared.bus.keys import grade_key, journal_key, lane_key, record_key
 from shared.contracts import ANSWER_DIALOG, DEAD_LETTER, QUERY_RECEIVED, RESPONSE_GENERATION
-from shared.participant.presence import Presence
 from shared.records import lanes
 from shared.records.journal import EntryType
 from shared.records.sessions import MAX_TURNS, Turn
@@ -48,6 +46,8 @@ class Town:
     site: Site
     stage: Stage
     raw: redis.Redis
+    # the way of the critic to Redis
+    critic: Proxy | None = None
 
     async def ask(self, query: str, session: str = "s", instead_of: str | None = None, **how: Any) -> str:
         body = {"query": query, "session_id": session, "instead_of": instead_of}
@@ -105,12 +105,14 @@ def dump(raw: redis.Redis) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.fixture
-async def town(redis_url: str, raw: redis.Redis, tmp_path: Path) -> AsyncIterator[Town]:
-    """A stack with both respondents, a tool and a judge."""
-    async with stage(redis_url, RULES, probes=1) as on, contextlib.AsyncExitStack() as stack:
+async def town(request: pytest.FixtureRequest, redis_url: str, raw: redis.Redis, tmp_path: Path) -> AsyncIterator[Town]:
+    """A stack with both respondents, a tool and a judge. Its parameter is the respondents' heartbeat in seconds."""
+    heartbeat = getattr(request, "param", 1.0)
+    async with stage(redis_url, RULES, probes=1, heartbeat=heartbeat) as on, contextlib.AsyncExitStack() as stack:
         shadow = GeneratorSettings(**on.settings.model_dump() | {"respondent_id": "B"})
+        between = await stack.enter_async_context(Proxy(redis_url))
         judge: dict[str, Any] = {
-            "redis_url": redis_url,
+            "redis_url": between.url,
             "heartbeat": 1,
             "drain": 0.5,
             "ollama_host": on.server.url,
@@ -121,14 +123,12 @@ async def town(redis_url: str, raw: redis.Redis, tmp_path: Path) -> AsyncIterato
         site = await stack.enter_async_context(serving(gateway_settings(redis_url, tmp_path)))
         for name in ("respondent-b", "critic"):
             await announced(redis_url, name)
-        yield Town(site, on, raw)
+        yield Town(site, on, raw, between)
 
 
-async def test_nothing_of_a_deleted_session_is_left(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def kept_open(_presence: Presence) -> None:
-        """What a replica has read of its inbox is still there, as it is until its next heartbeat."""
-
-    monkeypatch.setattr(Presence, "_tidy", kept_open)
+# A replica removes read entries of its inbox with its heartbeat: none is due in this test.
+@pytest.mark.parametrize("town", [3_600.0], indirect=True, ids=["no heartbeat"])
+async def test_nothing_of_a_deleted_session_is_left(town: Town) -> None:
     asked = [
         await town.ask(f"look for a {WORD}", headers={"Idempotency-Key": f"key-{WORD}"}),
         await town.ask(f"say {WORD}"),
@@ -245,45 +245,50 @@ async def test_what_a_respondent_that_is_away_has_not_read_comes_to_nothing(
         await town.clean()
 
 
-async def test_a_respondent_that_is_frozen_meanwhile_brings_nothing_back(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+async def test_respondent_frozen_during_deletion_brings_nothing_back(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
 ) -> None:
-    """It does not hear of the cancellation, and writes on as if nothing had happened."""
-    monkeypatch.setattr("services.generator.answering.Answering.cancel", lambda *_: None)
-    monkeypatch.setattr("services.gateway.queries.deletion.STOPPING", 0.1)
-    query_id = await town.ask(f"hold {WORD}")
-    await town.stage.seen(query_id, EntryType.ANSWER)
-    await town.delete()
-    assert [place for place in town.traces() if place != QUERY_RECEIVED.stream and "journal" not in place] == []
-    # its claim runs out, it is taken over, and ended
-    await town.stage.idle()
-    await town.clean()
-    assert await town.stage.sessions.info("s") is None
+    """Its connections stand still: it reads no cancellation, and its writes arrive after the deletion."""
+    async with stage(redis_url, RULES, replicas=0) as on, contextlib.AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(Proxy(redis_url))
+        behind = GeneratorSettings(**on.settings.model_dump() | {"redis_url": proxy.url})
+        await stack.enter_async_context(running(respondent(behind), behind))
+        site = await stack.enter_async_context(serving(gateway_settings(redis_url, tmp_path)))
+        await announced(redis_url, "generator")
+        town = Town(site, on, raw)
+        query_id = await town.ask(f"hold {WORD}")
+        await on.seen(query_id, EntryType.ANSWER)
+        proxy.hold_connections()
+        await town.delete()
+        assert [place for place in town.traces() if place != QUERY_RECEIVED.stream and "journal" not in place] == []
+        proxy.release()
+        await on.idle()
+        await town.clean()
+        assert await on.sessions.info("s") is None
 
 
-async def test_a_question_that_is_edited_away_before_it_was_graded_leaves_nothing(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may, grade = asyncio.Event(), Judge.grade
-
-    async def later(*asked: Any) -> Any:
-        found = await grade(*asked)
-        await may.wait()
-        return found
-
-    monkeypatch.setattr(Judge, "grade", later)
+async def test_answer_edited_away_before_its_grade_leaves_nothing(town: Town) -> None:
+    slow = {"when": {"user": "###Score Rubrics"}, "respond": {"text": f"Right, {WORD}. [RESULT] 4", "delay": 1}}
     first = await town.ask("hello")
     await town.stage.ended(first)
+    await town.quiet()
+    town.stage.server.set_rules([slow, *RULES])
     asked = await town.ask(f"say {WORD}")
     for group in ("generator", "respondent-b"):
         await town.stage.idle(group)
+    await town.stage.server.wait_until(
+        lambda server: any(
+            "Score Rubrics" in (said := str(one.body)) and f"say {WORD}" in said for one in server.requests
+        )
+    )
+    assert town.critic is not None
+    town.critic.hold_connections()
     again = await town.ask("say it", instead_of=asked)
     await town.stage.ended(again)
-    may.set()
+    town.stage.server.set_rules(RULES)
+    town.critic.release()
     await town.quiet()
-    # what the answers have in common
-    left = [place for place in town.traces() if asked in place]
-    assert left == []
+    assert [place for place in town.traces() if asked in place] == []
     assert town.raw.get(grade_key(f"{again}:A"))
 
 
@@ -331,27 +336,6 @@ async def test_what_was_set_aside_of_the_session_goes_and_nothing_of_others(town
     assert dialogs == [b"s1", b"s1"]
     assert town.raw.exists(record_key(other), journal_key(other, "A"), journal_key(other, "B")) == 3
     assert (await town.site.http.get(f"/queries/{other}")).json()["state"] == "completed"
-
-
-@pytest.mark.parametrize("step", ["erase", "erase_entries", "erase_dead_letters"])
-async def test_a_deletion_that_was_interrupted_can_be_repeated(
-    town: Town, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    query_id = await town.ask(f"say {WORD}")
-    town.raw.xadd(QUERY_RECEIVED.stream, {"payload": f'{{"{WORD}": ', "session_id": "s"})
-    await town.stage.ended(query_id)
-    await town.quiet()
-    assert town.raw.xlen(DEAD_LETTER.stream) == 2
-
-    async def broken(*_args: Any) -> None:
-        raise RuntimeError("the gateway dies")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(f"services.gateway.queries.deletion.{step}", broken)
-        assert (await town.site.http.delete("/sessions/s")).status_code == 500
-    assert (await town.site.http.get("/sessions/s")).status_code == 200
-    await town.delete()
-    assert town.traces() == []
 
 
 async def test_the_lag_of_the_groups_is_known_after_a_deletion(town: Town) -> None:

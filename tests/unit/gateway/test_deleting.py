@@ -13,7 +13,16 @@ from support.proxy import Proxy, once
 from services.gateway.http.gateway import Gateway
 from services.gateway.queries.deletion import delete_session, end_session, forget_queries, still_read
 from shared.bus import Bus
-from shared.bus.keys import cancel_key, journal_key, lane_key, queries_key, record_key, session_key, summary_key
+from shared.bus.keys import (
+    cancel_key,
+    deleted_key,
+    journal_key,
+    lane_key,
+    queries_key,
+    record_key,
+    session_key,
+    summary_key,
+)
 from shared.contracts import (
     ANSWER_DIALOG,
     DEAD_LETTER,
@@ -180,6 +189,46 @@ async def test_deletion_closes_the_session_before_it_erases(
     proxy.before = once(journal_key(NEXT, "A").encode(), look)
     await delete_session(gateway_behind_proxy, info)
     assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        deleted_key("s"),
+        journal_key(OLD, "A"),
+        ANSWER_DIALOG.stream,
+        DEAD_LETTER.stream,
+        summary_key("s"),
+        lane_key("A", "s"),
+    ],
+)
+async def test_deletion_interrupted_before_any_command_can_be_repeated(
+    gateway: Gateway, gateway_behind_proxy: Gateway, proxy: Proxy, command: str
+) -> None:
+    info = await opened(gateway)
+    await asked(gateway, OLD, read=True)
+    await gateway.bus.link.call("ZADD", lane_key("A", "s"), 0, padded(OLD))
+    await said_of(gateway, "session_id", ["s", "t"], OLD)
+    await asked(gateway, NEW, session="t")
+    reached = asyncio.Event()
+
+    async def stall() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    proxy.before = once(command.encode(), stall)
+    deleting = asyncio.create_task(delete_session(gateway_behind_proxy, info))
+    async with asyncio.timeout(60):
+        await reached.wait()
+    deleting.cancel()
+    await asyncio.gather(deleting, return_exceptions=True)
+    # a user finds it to delete it again
+    assert await gateway.sessions.info("s") == info
+    await delete_session(gateway, info)
+    assert await gateway.sessions.info("s") is None
+    assert await left(gateway, OLD) == []
+    assert await still_said(gateway, "session_id") == (["t"], ["t"])
+    assert await gateway.bus.link.call("EXISTS", *lanes.lane_keys("s")) == 0
 
 
 async def test_a_session_without_queries_is_deleted(gateway: Gateway) -> None:
