@@ -277,17 +277,19 @@ class Embedder:
         await self._serve(wishes)
 
     async def probe(self) -> None:
-        """Looks now and then whether a model that is away, cannot embed, or was never asked, is there; until
-        cancelled."""
+        """Call `look` now and then, until cancelled."""
         pause = _PROBE_SECONDS
         while True:
-            if self.lacking is not None:
-                pause = min(2 * pause, _LONGEST_PROBE)
-                await self._look_again()
-            elif self.away is not None or self.space is None:
-                pause = _PROBE_SECONDS
-                await self._look()
+            pause = _PROBE_SECONDS if self.lacking is None else min(2 * pause, _LONGEST_PROBE)
+            await self.look()
             await asyncio.sleep(pause)
+
+    async def look(self) -> None:
+        """Ask a model that is away, cannot embed, or was never asked, whether it embeds now."""
+        if self.lacking is not None:
+            await self._look_again()
+        elif self.away is not None or self.space is None:
+            await self._look()
 
     async def _look(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -110,12 +110,18 @@ class _Brought:
 
 class Recall:
     def __init__(
-        self, store: Store, index: Index, embedder: Embedder, rerankers: Mapping[str, Reranker] | None = None
+        self,
+        store: Store,
+        index: Index,
+        embedder: Embedder,
+        rerankers: Mapping[str, Reranker] | None = None,
+        now: Callable[[], int] = now_ms,
     ) -> None:
         self._store = store
         self._index = index
         self._embedder = embedder
         self._rerankers = rerankers or {}
+        self._now = now
 
     async def search(self, user_id: str, wanted: Wanted, settings: MemorySettings) -> Recalled:
         """The user's best memories, best first."""
@@ -124,7 +130,7 @@ class Recall:
         rerank = settings.do_rerank if wanted.do_rerank is None else wanted.do_rerank
         pool = max(count, settings.rerank_pool) if rerank else count
         hybrid = settings.hybrid if wanted.hybrid is None else wanted.hybrid
-        asked = [period_of(query, now_ms(), wanted.zone) for query in wanted.queries]
+        asked = [period_of(query, self._now(), wanted.zone) for query in wanted.queries]
         each = await asyncio.gather(
             *(
                 self._one(user_id, _Query(query, words, period), settings, pool, hybrid)
@@ -188,7 +194,7 @@ class Recall:
         said: list[Candidate] = []
         echoes: list[Candidate] = []
         hits: list[Hit] = []
-        now, at = now_ms(), 0
+        now, at = self._now(), 0
         while at < len(order):
             part = order[at : at + step]
             at += step

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from support.made_files import bomb, pdf, png
 
-from services.memory import document_text
 from services.memory.chunks import Block, Chunk, chunked, whole
 from services.memory.document_reader import DocumentReader
-from services.memory.document_text import text_of
+from services.memory.document_text import MOST_BLOCKS, MOST_CHARS, text_of
 from services.memory.formats import FileRefused, Kind, clean_name, kind_of
 
 
@@ -154,19 +153,18 @@ def test_what_says_nothing_is_refused_with_a_sentence() -> None:
     assert "is an image" in refusal(png(), "png", "a.png")
 
 
-def test_a_text_that_is_too_long_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_text, "MOST_CHARS", 10)
-    found = text_of(b"12345\n\n67890\n\nmore", "text", "a")
-    assert ([block.text for block in found.blocks], found.cut) == (["12345", "67890"], True)
-    assert text_of(pdf(["12345", "67890", "more"]), "pdf", "a").cut
-    assert not text_of(b"12345", "text", "a").cut
+def test_a_text_that_is_too_long_is_cut_and_says_so() -> None:
+    most = "x" * MOST_CHARS
+    found = text_of(f"{most}\n\nmore".encode(), "text", "a")
+    assert ("".join(block.text for block in found.blocks).strip(), found.cut) == (most, True)
+    assert not text_of(most.encode(), "text", "a").cut
 
 
-def test_of_a_text_of_very_many_paragraphs_the_first_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_text, "MOST_BLOCKS", 2)
-    found = text_of(b"# a\nx\n# b\ny\n# c\nz", "markdown", "a")
-    assert ([block.text for block in found.blocks], found.cut) == (["x", "y"], True)
-    assert not text_of(b"x\n\ny", "text", "a").cut
+def test_of_a_text_of_very_many_paragraphs_the_first_are_kept() -> None:
+    most = "\n\n".join(["x"] * MOST_BLOCKS)
+    found = text_of(f"{most}\n\ny".encode(), "text", "a")
+    assert ({block.text for block in found.blocks}, len(found.blocks), found.cut) == ({"x"}, MOST_BLOCKS, True)
+    assert not text_of(most.encode(), "text", "a").cut
 
 
 # ── the process that may be killed ───────────────────────────────────────────────────────────────────────────

@@ -14,18 +14,19 @@ import httpx
 import pytest
 from support.waiting import eventually
 
-from services.memory.blobs import BlobsAway
-from services.memory.chunks import Block, Chunk
+from services.memory.blobs import BlobsAway, FolderBlobs
+from services.memory.chunks import Block
 from services.memory.document_text import DocumentText
 from services.memory.documents import Documents
-from services.memory.library import Library, Limits
-from services.memory.passages import File
+from services.memory.incoming import Incoming
+from services.memory.library import Library
 from services.memory.transfer import FileEndpoint, TooManyUploads
 from services.memory.vectors import Space, Vector
 from shared.contracts import MemoryRead
 from shared.errors import TransientError
 
 SPACE = Space("m", 2)
+AWAY = "the bucket of files does not answer as it should: 503"
 
 
 class Reader:
@@ -59,37 +60,82 @@ class Embedder:
             raise TransientError("it is away")
         self.batches.append(texts)
         if self.meanwhile is not None:
-            self.meanwhile()
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
         return [Vector("m", (1.0, 0.0)) for _ in texts]
+
+
+class Bytes(FolderBlobs):
+    """Files in a folder. away: digests of the files for which the folder does not answer. tried: one release each."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.away: set[str] = set()
+        self.tried = asyncio.Semaphore(0)
+
+    def keep(self, path: Path, owner: str, digest: str) -> None:
+        self._answer(digest)
+        super().keep(path, owner, digest)
+
+    def content(self, owner: str, digest: str) -> Path | bytes:
+        self._answer(digest)
+        return super().content(owner, digest)
+
+    def _answer(self, digest: str) -> None:
+        if digest in self.away:
+            self.tried.release()
+            raise BlobsAway(AWAY)
 
 
 class House:
     def __init__(self, folder: Path) -> None:
-        self.library = Library(folder)
+        self.blobs = Bytes(folder)
+        self.library = Library(folder, self.blobs)
         self.reader, self.embedder = Reader(), Embedder()
         settings = SimpleNamespace(
             documents=SimpleNamespace(chunk=800, max_uploads=2, max_file_bytes=100, max_files=9, max_total_bytes=999),
             embed_batch=2,
         )
         context: Any = SimpleNamespace(
-            settings=settings, bus=SimpleNamespace(publish=self._publish, now_ms=lambda: 1), replica="r"
+            settings=settings,
+            bus=SimpleNamespace(publish=self._publish, now_ms=lambda: 1, lease=self._lease),
+            replica="r",
         )
         parts: Any = (context, self.library, self.reader, self.embedder, lambda _step: None)
         self.documents = Documents(*parts)
-        self.wishes: list[MemoryRead] = []
 
     async def _publish(self, *wishes: Any) -> None:
         pass
 
+    async def _lease(self, *_: Any) -> bool:
+        return True
+
     async def add(self, user: str, text: str) -> Any:
-        """A file of that text, wished to be read; the wish as it is delivered."""
+        """Add a file of that text; return the message that asks for its reading."""
         path = self.library.fresh()
         path.write_text(text)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        limits = Limits(1_000, 1_000_000)
-        file, _ = self.library.add(user, path, "a.txt", "text/plain", digest, read=True, expires=None, most=limits)
-        await self.documents._wish([(user, file.id)])
+        incoming = Incoming(path, "a.txt", "text/plain", digest_of(text))
+        file, _ = await self.documents.take(user, incoming, "a.txt", "text/plain", None, None)
         return SimpleNamespace(payload=MemoryRead(user_id=user, file_id=file.id))
+
+    @contextlib.asynccontextmanager
+    async def embedding(self) -> AsyncIterator[None]:
+        """While the vectors of the chunks are made."""
+        running = asyncio.create_task(self.documents.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+    def owners(self) -> list[list[str]]:
+        """The users whose texts were embedded, batch by batch."""
+        return [[text.split("\n")[-1].split()[0] for text in batch] for batch in self.embedder.batches]
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextlib.asynccontextmanager
@@ -102,14 +148,8 @@ async def asking(documents: Documents) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
-    one = House(tmp_path / "documents")
-
-    async def leased(_self: Documents) -> bool:
-        return True
-
-    monkeypatch.setattr(Documents, "_lease", leased)
-    return one
+async def house(tmp_path: Path) -> House:
+    return House(tmp_path / "documents")
 
 
 async def test_who_comes_later_with_one_file_is_read_next(house: House) -> None:
@@ -153,77 +193,48 @@ async def fill(house: House, user: str, count: int) -> None:
 async def test_vectors_are_made_a_batch_a_turn_and_who_comes_meanwhile_has_one_too(house: House) -> None:
     await fill(house, "ann", 6)
     await fill(house, "bob", 2)
-
-    def comes() -> None:
-        house.embedder.meanwhile = None
-        path = house.library.fresh()
-        path.write_text("cid")
-        file, _ = house.library.add(
-            "cid", path, "a.txt", "text/plain", "d", read=True, expires=None, most=Limits(9, 999)
-        )
-        house.library.fill("cid", file.id, "", [Chunk("", "cid")])
-        house.documents._due.add("cid")
-
-    house.embedder.meanwhile = comes
-    assert await house.documents._place_all(None) == SPACE
-    owners = [batch[0].split("\n")[-1].split()[0] for batch in house.embedder.batches]
-    assert owners == ["ann", "bob", "ann", "cid", "ann"]
-    assert not house.documents._due
+    house.embedder.meanwhile = lambda: fill(house, "cid", 1)
+    async with house.embedding():
+        await eventually(lambda: sum(map(len, house.embedder.batches)) == 9, 10, "each chunk has a vector")
+    assert house.owners() == [["ann"] * 2, ["bob"] * 2, ["ann"] * 2, ["cid"], ["ann"] * 2]
 
 
 async def test_what_a_model_that_is_away_leaves_is_made_later(house: House) -> None:
     await fill(house, "ann", 2)
-    assert await house.documents._place_all(None) == SPACE
-    await fill(house, "bob", 2)
-    house.embedder.fails = 1
-    with pytest.raises(TransientError):
-        await house.documents._place_all(SPACE)
-    assert house.documents._due == {"bob"}
-    assert await house.documents._place_all(SPACE) == SPACE
-    assert [len(batch) for batch in house.embedder.batches] == [2, 2]
+    async with house.embedding():
+        await eventually(lambda: house.owners() == [["ann"] * 2], 10, "ann's chunks have vectors")
+        house.embedder.fails = 1
+        await fill(house, "bob", 1)
+        await eventually(lambda: not house.embedder.fails, 10, "the model was away")
+        # The next file wakes the one that makes vectors.
+        await fill(house, "cid", 1)
+        await eventually(lambda: len(house.embedder.batches) == 3, 10, "the others have vectors, too")
+    assert sorted(house.owners()[1:]) == [["bob"], ["cid"]]
 
 
 # ── the place of the files is away ───────────────────────────────────────────────────────────────────────────────
 
 
-AWAY = "the bucket of files does not answer as it should: 503"
-
-
-def away(*_: Any) -> Any:
-    raise BlobsAway(AWAY)
-
-
-async def test_a_file_is_read_when_the_place_of_files_is_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_is_read_when_the_place_of_files_is_back(house: House) -> None:
     wish, other = await house.add("ann", "ann 0"), await house.add("bob", "bob")
     for _ in range(2):
         house.reader.let.release()
-    tried = asyncio.Semaphore(0)
-    there = house.library.content
-
-    def content(user_id: str, file: File) -> Any:
-        if user_id == "ann":
-            tried.release()
-            away()
-        return there(user_id, file)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(house.library, "content", content)
-        # it waits for as long as it takes, and nobody else with it
-        reading = asyncio.create_task(house.documents.read(wish))
-        for _ in range(2):
-            await tried.acquire()
-        await house.documents.read(other)
-        file = house.library.file("ann", wish.payload.file_id)
-        assert file is not None
-        assert (file.state, reading.done()) == ("reading", False)
+    house.blobs.away = {digest_of("ann 0")}
+    # it waits for as long as it takes, and nobody else with it
+    reading = asyncio.create_task(house.documents.read(wish))
+    for _ in range(2):
+        await house.blobs.tried.acquire()
+    await house.documents.read(other)
+    file = house.library.file("ann", wish.payload.file_id)
+    assert file is not None
+    assert (file.state, reading.done()) == ("reading", False)
+    house.blobs.away.clear()
     await reading
     assert house.reader.read_files == ["bob", "ann 0"]
 
 
-async def test_a_file_that_cannot_be_put_away_is_refused_with_a_sentence(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(house.library._blobs, "keep", away)
+async def test_a_file_that_cannot_be_put_away_is_refused_with_a_sentence(house: House) -> None:
+    house.blobs.away = {digest_of("some text")}
     async with asking(house.documents) as http:
         answer = await http.post("/files", params={"user_id": "ann", "name": "a.txt"}, content=b"some text")
         assert answer.status_code == 503
@@ -233,12 +244,13 @@ async def test_a_file_that_cannot_be_put_away_is_refused_with_a_sentence(
     assert list(house.library.incoming.iterdir()) == []
 
 
-async def test_a_file_whose_bytes_are_gone_is_not_there(house: House) -> None:
+async def test_a_file_whose_bytes_are_gone_is_not_there(house: House, tmp_path: Path) -> None:
     wish = await house.add("ann", "ann 0")
     file = house.library.file("ann", wish.payload.file_id)
     assert file is not None
     assert await house.documents.content("ann", file.id, text=False, wait=0) is not None
-    house.library._blobs.drop(house.library._owner("ann"), file.hash)
+    (stored,) = (tmp_path / "documents").rglob(file.hash)
+    stored.unlink()
     assert await house.documents.content("ann", file.id, text=False, wait=0) is None
 
 

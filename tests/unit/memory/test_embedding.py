@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.memory import embedding
 from services.memory.embedding import BUILT_IN, Embedder, open_embedder
 from services.memory.throttle import Pace
 from services.memory.vectors import NO_VECTOR, Space, Vector
@@ -51,13 +50,6 @@ class Backend:
 
     async def aclose(self) -> None:
         """Nothing is open."""
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(embedding, "_PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(embedding, "_LONGEST_PROBE", 0.02)
 
 
 @asynccontextmanager
@@ -158,7 +150,8 @@ async def test_a_server_without_embeddings_is_not_waited_for(final: ModelError) 
         assert (embedder.using, embedder.space) == ("", None)
         assert embedder.trouble == f"embedding model m: {final}; until then memories are found by their words alone"
         backend.refusal = None
-        await asyncio.wait_for(embedder.moved.wait(), 30)
+        await embedder.look()
+        assert embedder.moved.is_set()
         assert (embedder.using, embedder.space, embedder.trouble) == ("m", Space("m", 1), None)
         assert await embedder.documents(["short"]) == of("m", 5)
 
@@ -176,10 +169,11 @@ async def test_the_built_in_model_stands_in_until_the_server_embeds(final: Model
         embedder.moved.clear()
         # a server that is away for a while may still not embed when it is back
         backend.refusal = ModelUnavailable("gone")
-        await asyncio.sleep(0.1)
+        await embedder.look()
         assert embedder.using == BUILT_IN
         backend.refusal = None
-        await asyncio.wait_for(embedder.moved.wait(), 30)
+        await embedder.look()
+        assert embedder.moved.is_set()
         assert (embedder.space, embedder.trouble) == (Space("nomic-embed-text", 1), None)
 
 

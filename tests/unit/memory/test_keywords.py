@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.memory import fts, keywords
 from services.memory.catalog import Known
-from services.memory.fts import BEFORE_WEIGHT, EARLIER_WEIGHT
-from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged, Seen, Sought
+from services.memory.fts import BEFORE_WEIGHT, COMMON, EARLIER_WEIGHT, VERSION
+from services.memory.keywords import OPEN_FILES, Entry, Found, KeywordIndex, KeywordIndexDamaged, Seen, Sought
 
 
 @pytest.fixture
@@ -193,12 +194,14 @@ def test_nothing_is_found_of_nothing_that_is_asked_for(index: KeywordIndex) -> N
     assert index.windows("ann", [], 2) == []
 
 
-def test_a_writer_keeps_no_reader_waiting_and_what_is_removed_is_overwritten(index: KeywordIndex) -> None:
+def test_search_does_not_wait_for_another_writer(index: KeywordIndex, tmp_path: Path) -> None:
     index.add("ann", [COFFEE])
-    with index._using("ann") as db:
-        said = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous", "secure_delete")]
-    # 1: a crash of the machine may lose the last changes
-    assert said == ["wal", 1, 1]
+    (path,) = files(tmp_path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        other.execute("DELETE FROM engram")
+        assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+        other.execute("ROLLBACK")
 
 
 def test_a_folder_is_made_for_its_owner_alone_and_is_found_again(tmp_path: Path) -> None:
@@ -348,9 +351,10 @@ def test_the_mark_says_how_far_it_follows_the_store(index: KeywordIndex, tmp_pat
     assert KeywordIndex(tmp_path / "keywords").mark() == "17-0"
 
 
-def test_an_index_of_another_version_has_no_mark(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_another_version_has_no_mark(index: KeywordIndex, tmp_path: Path) -> None:
     index.set_mark("17-0")
-    monkeypatch.setattr(keywords, "VERSION", keywords.VERSION + 1)
+    mark = tmp_path / "keywords" / "mark"
+    mark.write_text(mark.read_text().replace(str(VERSION), str(VERSION + 1), 1))
     assert index.mark() is None
 
 
@@ -425,61 +429,41 @@ def test_a_mark_that_cannot_be_read_is_none(index: KeywordIndex, tmp_path: Path)
     assert index.mark() is None
 
 
-def test_a_user_who_is_forgotten_leaves_no_open_file_and_no_lock(index: KeywordIndex, tmp_path: Path) -> None:
+def opened(tmp_path: Path) -> set[str]:
+    """The files of the index that this process has open."""
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    return {link for link in links if link.startswith(str(tmp_path / "keywords")) and link.endswith(".db")}
+
+
+def test_a_user_who_is_forgotten_leaves_no_open_file(index: KeywordIndex, tmp_path: Path) -> None:
     for forget in (lambda: index.remove_user("ann"), index.clear, index.close):
         index.add("ann", [COFFEE])
-        (file,) = index._open.values()
+        assert len(opened(tmp_path)) == 1
         forget()
-        assert (file.closed, file.lock.locked(), dict(index._open)) == (True, False, {})
-        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-            file.db.execute("SELECT 1")
+        assert opened(tmp_path) == set()
     index.remove_user("ann")
     assert files(tmp_path) == []
 
 
-def test_who_waited_for_a_file_that_was_closed_meanwhile_opens_it_again(
-    index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index.add("ann", [COFFEE])
-    (closed,) = index._open.values()
-    index.close()
-    real, found = index._file, [closed]
-    monkeypatch.setattr(index, "_file", lambda user: found.pop() if found else real(user))
-    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
-    assert (closed.lock.locked(), found) == (False, [])
-
-
-def test_the_files_that_were_not_used_for_longest_are_closed_but_none_that_is_being_used(
-    index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def opened() -> list[str]:
-        return sorted(index._open)
-
-    monkeypatch.setattr(keywords, "OPEN_FILES", 3)
-    for user in "abca":
-        index.add(user, [COFFEE])
-    assert opened() == ["a", "b", "c"]
-    index.add("d", [COFFEE])
-    assert opened() == ["a", "c", "d"]
-    with index._using("c"):
-        assert [index.count(user) for user in "bad"] == [1, 1, 1]
-        # the oldest one is in use
-        assert opened() == ["a", "b", "c", "d"]
-    assert ids(index.search("c", "coffee", 5)) == ["coffee"]
-
-
-def test_more_users_than_open_files(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keywords, "OPEN_FILES", 3)
-    for number in range(10):
+def test_many_users_have_few_open_files_and_the_last_used_stay_open(index: KeywordIndex, tmp_path: Path) -> None:
+    for number in range(OPEN_FILES + 8):
         index.add(f"user{number}", [Entry("e", f"thing{number} coffee")])
-    assert len(index._open) <= 3
-    for number in range(10):
+        if number == 0:
+            first = opened(tmp_path)
+        assert first <= opened(tmp_path)
+        # The first user searches all the time.
+        assert ids(index.search("user0", "thing0", 5)) == ["e"]
+    assert len(opened(tmp_path)) == OPEN_FILES
+    for number in range(OPEN_FILES + 8):
         assert ids(index.search(f"user{number}", f"thing{number}", 5)) == ["e"]
         assert index.search(f"user{number}", f"thing{number + 1}", 5).hits == []
 
 
-def test_many_threads_add_search_and_forget(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keywords, "OPEN_FILES", 2)
+def test_many_threads_add_search_and_forget(index: KeywordIndex) -> None:
+    # More users than open files: threads close the files of other threads.
+    others = [f"other{number}" for number in range(OPEN_FILES)]
+    for user in others:
+        index.add(user, [COFFEE])
     stop = threading.Event()
 
     def search(user: str) -> None:
@@ -493,9 +477,13 @@ def test_many_threads_add_search_and_forget(index: KeywordIndex, monkeypatch: py
         if user == "u4":
             index.remove_user(user)
 
+    def visit() -> None:
+        while not stop.is_set():
+            assert all(ids(index.search(user, "coffee", 5)) == ["coffee"] for user in others)
+
     users = [f"u{number}" for number in range(5)]
-    with ThreadPoolExecutor(10) as pool:
-        searches = [pool.submit(search, user) for user in users]
+    with ThreadPoolExecutor(11) as pool:
+        searches = [pool.submit(visit), *(pool.submit(search, user) for user in users)]
         try:
             for done in [pool.submit(write, user) for user in users]:
                 done.result(30)
@@ -506,32 +494,25 @@ def test_many_threads_add_search_and_forget(index: KeywordIndex, monkeypatch: py
     assert [index.count(user) for user in users] == [15, 15, 15, 15, 0]
 
 
-def test_where_every_word_is_common_what_has_them_all_is_found(
-    index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fts, "COMMON", 20)
+def test_where_every_word_is_common_what_has_them_all_is_found(index: KeywordIndex) -> None:
     index.add("ann", [Entry("both", "tea and coffee, a long time ago")])
-    index.add("ann", [Entry(f"c{number}", f"coffee {number}") for number in range(200)])
-    index.add("ann", [Entry(f"t{number}", f"tea {number}") for number in range(200)])
+    index.add("ann", [Entry(f"c{number}", f"coffee {number}") for number in range(2 * COMMON)])
+    index.add("ann", [Entry(f"t{number}", f"tea {number}") for number in range(2 * COMMON)])
     assert ids(index.search("ann", "coffee or tea", 5))[0] == "both"
 
 
-def test_where_one_word_is_common_the_newest_are_found(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fts, "COMMON", 20)
-    index.add("ann", [Entry(f"c{number}", "coffee") for number in range(400)])
-    found = ids(index.search("ann", "coffee", 5))
-    assert found == ["c399", "c398", "c397", "c396", "c395"]
+def test_where_one_word_is_common_the_newest_are_found(index: KeywordIndex) -> None:
+    index.add("ann", [Entry(f"c{number}", "coffee") for number in range(2 * COMMON)])
+    assert ids(index.search("ann", "coffee", 5)) == [f"c{2 * COMMON - number}" for number in range(1, 6)]
 
 
-def test_of_what_has_all_common_words_those_come_first_that_have_them_themselves(
-    index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fts, "COMMON", 20)
+def test_of_what_has_all_common_words_those_come_first_that_have_them_themselves(index: KeywordIndex) -> None:
     index.add("ann", [Entry(f"said{number}", "coffee and tea") for number in range(3)])
-    index.add("ann", [Entry(f"asked{number}", "yes", "coffee and tea") for number in range(16)])
-    index.add("ann", [Entry(f"c{number}", "coffee") for number in range(30)])
-    index.add("ann", [Entry(f"t{number}", "tea") for number in range(30)])
-    assert ids(index.search("ann", "coffee or tea", 5)) == ["said2", "said1", "said0", "asked15", "asked14"]
+    index.add("ann", [Entry(f"asked{number}", "yes", "coffee and tea") for number in range(COMMON - 4)])
+    index.add("ann", [Entry(f"c{number}", "coffee") for number in range(COMMON)])
+    index.add("ann", [Entry(f"t{number}", "tea") for number in range(COMMON)])
+    found = ids(index.search("ann", "coffee or tea", 5))
+    assert found == ["said2", "said1", "said0", f"asked{COMMON - 5}", f"asked{COMMON - 6}"]
 
 
 def test_a_word_is_worth_more_than_the_same_in_the_turn_before_and_less_than_several_there(index: KeywordIndex) -> None:
@@ -543,9 +524,8 @@ def test_a_word_is_worth_more_than_the_same_in_the_turn_before_and_less_than_sev
     assert ids(index.search("ann", "Sumatra", 5)) == ["told", "asked"]
 
 
-def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fts, "COMMON", 20)
-    index.add("ann", [Entry("rare", "coffee from Sumatra"), *(Entry(f"c{n}", "coffee") for n in range(200))])
+def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex) -> None:
+    index.add("ann", [Entry("rare", "coffee from Sumatra"), *(Entry(f"c{n}", "coffee") for n in range(2 * COMMON))])
     first, *_ = index.search("ann", "coffee Sumatra", 5).hits
     assert (first.id, first.score) == ("rare", pytest.approx(1.0))
 

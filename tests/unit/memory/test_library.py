@@ -15,7 +15,7 @@ import pytest
 from support.on_disk import having, small_files
 from support.s3_server import KEY_ID, SECRET, S3Server, s3_server
 
-from services.memory.blobs import BlobsAway
+from services.memory.blobs import Blobs, BlobsAway, FolderBlobs
 from services.memory.bucket import BucketBlobs
 from services.memory.chunks import Chunk
 from services.memory.documents import least_similarity_for, ranked
@@ -40,14 +40,41 @@ def bucket(store: S3Server, secret: str = SECRET) -> BucketBlobs:
     return BucketBlobs("s3://files/some/where", store.url, "eu-1", KEY_ID, secret)
 
 
+class Recorded:
+    """Blobs of a library, and the owners of the files that were kept.
+
+    keeps: whether a kept file stays there. dies: the process is interrupted after it has kept a file.
+    """
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self.keeps, self.dies = True, False
+        self.owners: dict[str, str] = {}
+        self.there, self.content = blobs.there, blobs.content
+        self.drop, self.drop_all, self.left = blobs.drop, blobs.drop_all, blobs.left
+
+    def keep(self, path: Path, owner: str, digest: str) -> None:
+        self.owners[digest] = owner
+        self._blobs.keep(path, owner, digest)
+        if not self.keeps:
+            self.drop(owner, digest)
+        if self.dies:
+            raise KeyboardInterrupt
+
+
 @pytest.fixture(params=["folder", "bucket"])
-def library(request: pytest.FixtureRequest, tmp_path: Path) -> Library:
-    """One with its files in the folder, and one with them in a bucket."""
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Recorded:
+    """Files in a folder, and files in a bucket."""
     if request.param == "folder":
-        return Library(tmp_path / "documents")
+        return Recorded(FolderBlobs(tmp_path / "documents"))
     store: S3Server = request.getfixturevalue("store")
     store.objects.clear()
-    return Library(tmp_path / "documents", bucket(store))
+    return Recorded(bucket(store))
+
+
+@pytest.fixture
+def library(blobs: Recorded, tmp_path: Path) -> Library:
+    return Library(tmp_path / "documents", blobs)
 
 
 def content(library: Library, user: str, file: File) -> bytes | None:
@@ -210,15 +237,15 @@ def test_a_failed_file_is_read_again_when_it_is_added_again(library: Library) ->
     assert (again.state, again.reason, new, library.unread("ann")) == ("reading", "", False, [file.id])
 
 
-def test_bytes_that_were_lost_come_back_with_the_same_file(library: Library) -> None:
+def test_bytes_that_were_lost_come_back_with_the_same_file(library: Library, blobs: Recorded) -> None:
     file, _ = add(library, "one")
-    library._blobs.drop(library._owner("ann"), file.hash)
+    blobs.drop(blobs.owners[file.hash], file.hash)
     assert content(library, "ann", file) is None
     add(library, "one")
     assert content(library, "ann", file) == b"one"
 
 
-def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Library, tmp_path: Path) -> None:
+def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Library, blobs: Recorded) -> None:
     now = 1_900_000_000.0
     kept, _ = add(library, "kept")
     over, _ = add(library, "over", expires=int(now * 1000) - 1)
@@ -226,7 +253,7 @@ def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Libra
     half, orphan = library.fresh(), replace(kept, hash="0" * 64)
     for path in (half, moved := library.fresh()):
         path.write_text("left behind")
-    library._blobs.keep(moved, library._owner("ann"), orphan.hash)
+    blobs.keep(moved, blobs.owners[kept.hash], orphan.hash)
     # Another process is still receiving the file.
     with created(fresh := library.fresh()):
         library.tidy(now)
@@ -237,19 +264,15 @@ def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Libra
     assert [content(library, "ann", one) for one in (kept, later, orphan, over)] == [b"kept", b"later", None, None]
 
 
-def test_what_a_crash_left_of_a_users_only_file_goes(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_crash_left_of_a_users_only_file_goes(library: Library, blobs: Recorded) -> None:
     left = [add(library, "one")[0], add(library, "two", "zoe")[0]]
     library.remove("ann", left[0].id)
     library.remove("zoe", left[1].id)
-
-    def crash(*_args: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as dying:
-        dying.setattr(Library, "_by", crash)
-        for user, text in (("ann", "one"), ("eve", "two")):
-            with pytest.raises(KeyboardInterrupt):
-                add(library, text, user)
+    blobs.dies = True
+    # It was eve's first file.
+    for user, text in (("ann", "one"), ("eve", "two")):
+        with pytest.raises(KeyboardInterrupt):
+            add(library, text, user)
     eve = replace(left[1], id="")
     assert content(library, "ann", left[0]) == b"one"
     assert content(library, "eve", eve) == b"two"
@@ -323,16 +346,18 @@ def test_library_of_an_older_release_is_watched_after_the_start(library: Library
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_of_a_removed_file_no_word_stays_on_the_disk(library: Library, tmp_path: Path, dies: bool) -> None:
+def test_of_a_removed_file_no_word_stays_on_the_disk(
+    library: Library, blobs: Recorded, tmp_path: Path, dies: bool
+) -> None:
     """Also where the process that removed it, or was overwriting it, has died."""
     gone = filled(library, "gone", *(Chunk(f"p{n}", f"xylographs {n} and others") for n in range(300)))
     filled(library, "stays", Chunk("", "quetzals and others"))
     assert library.remove("ann", gone.id)
     if dies:
-        library = Library(library._root, library._blobs)
+        library = Library(tmp_path / "documents", blobs)
         library.tidy()
         assert library.overwrite("ann")
-        library = Library(library._root, library._blobs)
+        library = Library(tmp_path / "documents", blobs)
         library.tidy()
     assert library.unclean == {"ann"}
     while library.overwrite("ann"):
@@ -455,9 +480,9 @@ def test_a_key_that_is_refused_is_told_without_its_secret(store: S3Server, tmp_p
 
 
 def test_a_file_that_is_removed_while_it_comes_is_not_there_without_its_bytes(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: Library, blobs: Recorded
 ) -> None:
-    monkeypatch.setattr(library._blobs, "there", lambda *_: False)
+    blobs.keeps = False
     with pytest.raises(BlobsAway, match="add it again"):
         add(library, "one")
     assert library.files("ann", 5) == []

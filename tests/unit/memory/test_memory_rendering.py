@@ -9,7 +9,7 @@ import pytest
 from services.memory.engram import Engram
 from services.memory.ranking import Hit
 from services.memory.recall import Recalled, Reranked
-from services.memory.rendering import _rooms, data_of, told
+from services.memory.rendering import data_of, told
 from services.memory.settings import MemorySettings
 
 TODAY = datetime(2026, 5, 31, tzinfo=UTC)
@@ -100,9 +100,6 @@ def test_room_that_a_short_conversation_leaves_is_the_others() -> None:
         told_log = text(recalled(ASKED, *log), log_chars=330).partition("=== CONV")[2]
         assert "x" * 300 in told_log
         assert "more characters" not in told_log
-    assert _rooms([10, 300, 20], 250) == [10, 220, 20]
-    assert _rooms([300, 300], 250) == [125, 125]
-    assert _rooms([], 250) == []
 
 
 def test_words_of_strangers_are_quoted_in_the_log_too() -> None:

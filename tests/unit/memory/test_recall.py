@@ -19,6 +19,9 @@ from services.memory.store import Near
 from services.memory.vectors import Vector
 
 USER = "ann"
+# The time of every search: 2026-11-28 12:00 UTC.
+NOON = 1_795_867_200_000
+DAY = 86_400_000
 # The similarity of each engram, unless a test gives another one.
 SIMILAR = 0.15
 
@@ -34,6 +37,7 @@ class Memory:
     trouble: str | None = None
     away: bool = False
     catalog: Catalog = field(default_factory=Catalog)
+    rebuilding: bool = False
 
     def say(self, *turns: str, session: str = "s", respondent: str = "A", time: int = 0) -> list[str]:
         """Turns `question | answer` of a session, a second apart; their ids."""
@@ -62,7 +66,8 @@ class Memory:
     # as the index
 
     async def look(self, _user_id: str, work: Callable[[KeywordIndex], Any]) -> Any:
-        return work(self.keywords)
+        """None: the word index is being rebuilt."""
+        return None if self.rebuilding else work(self.keywords)
 
 
 @pytest.fixture
@@ -74,7 +79,8 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
 
 async def searched(memory: Memory, wanted: Wanted, reranker: Order | None = None, **settings: object) -> Recalled:
     chosen = MemorySettings(_env_file=None, **settings)  # type: ignore[call-arg, arg-type]
-    recall = Recall(memory, memory, memory, {"model": reranker} if reranker else {})  # type: ignore[arg-type]
+    rerankers = {"model": reranker} if reranker else {}
+    recall = Recall(memory, memory, memory, rerankers, lambda: NOON)  # type: ignore[arg-type]
     return await recall.search(USER, wanted, chosen)
 
 
@@ -126,24 +132,14 @@ async def test_log_round_a_hit_has_no_hidden_answer(memory: Memory) -> None:
     assert [one.id for talk in recalled.log for one in talk] == shown
 
 
-async def test_search_without_word_index_finds_no_hidden_answer(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_search_without_word_index_finds_no_hidden_answer(memory: Memory) -> None:
     (shown,) = memory.say("Which boat did you buy?")
     (hidden,) = memory.say("Which boat did you buy?", respondent="B")
     memory.near = {hidden: 0.9, shown: 0.7}
     # The catalog is not complete yet, and memory is rebuilding the word index.
     memory.catalog = Catalog()
-
-    async def nothing(*_args: object) -> None:
-        return None
-
-    monkeypatch.setattr(memory, "look", nothing)
+    memory.rebuilding = True
     assert await found(memory, "boat") == [shown]
-
-
-NOON = 1_795_867_200_000  # 2026-11-28 12:00 UTC
-DAY = 86_400_000
 
 
 async def dated(memory: Memory, query: str, zone: str = "UTC") -> list[str]:
@@ -151,10 +147,7 @@ async def dated(memory: Memory, query: str, zone: str = "UTC") -> list[str]:
     return [engram.id for _, engram in found.hits]
 
 
-async def test_question_about_yesterday_finds_what_was_said_then(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.memory.recall.now_ms", lambda: NOON)
+async def test_question_about_yesterday_finds_what_was_said_then(memory: Memory) -> None:
     (older,) = memory.say("I bought bread.", session="a", time=(NOON - 2 * DAY) // 1000)
     (then,) = memory.say("I bought milk.", session="b", time=(NOON - DAY) // 1000)
     (now,) = memory.say("I bought tea.", session="c", time=(NOON - 60_000) // 1000)
@@ -163,8 +156,7 @@ async def test_question_about_yesterday_finds_what_was_said_then(
     assert (await dated(memory, "Did I buy bread yesterday?"))[:1] != [now]
 
 
-async def test_yesterday_is_that_of_the_users_zone(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.memory.recall.now_ms", lambda: NOON)
+async def test_yesterday_is_that_of_the_users_zone(memory: Memory) -> None:
     # 26 November, 20:00 UTC: the 27th in Sydney, and noon of the 26th in Los Angeles
     (said,) = memory.say("I bought milk.", time=(NOON - DAY - 16 * 3_600_000) // 1000)
     found = {zone: await dated(memory, "What was yesterday?", zone) for zone in
@@ -310,14 +302,8 @@ async def test_the_log_has_what_was_said_before_and_after(memory: Memory) -> Non
     assert (await searched(memory, Wanted(("zeppelin",), log=True))).log == []
 
 
-async def test_while_the_index_is_made_anew_the_vectors_alone_are_searched(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_while_the_index_is_made_anew_the_vectors_alone_are_searched(memory: Memory) -> None:
     asked, _ = memory.say("Which boat did you buy?", "The blue one.")
     memory.near = {asked: 0.7}
-
-    async def nothing(*_args: object) -> None:
-        return None
-
-    monkeypatch.setattr(memory, "look", nothing)
+    memory.rebuilding = True
     assert await found(memory, "boat") == [asked]

@@ -204,11 +204,10 @@ async def test_after_a_failure_writes_are_single_and_double_with_each_success() 
     assert store.sizes == [1, 1, 2, 4, 8, 16, 32, MOST]
 
 
-async def test_while_users_are_answered_writes_are_small_and_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_users_are_answered_writes_are_small_and_all_is_written() -> None:
     async def somebody() -> bool:
         return True
 
-    monkeypatch.setattr(throttle, "LONGEST", 0.01)
     store = Store()
     async with open_gathering(store.write, Pace(somebody)) as gathering:
         waiting = started(gathering, [engram(number) for number in range(3 * throttle.FEW)])
