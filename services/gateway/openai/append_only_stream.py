@@ -9,8 +9,7 @@ from typing import Any, Literal
 import orjson
 
 from shared.records import events
-from shared.records.events import EntryType, ToolAnswered, ToolAsked
-from shared.records.journal import JournalEntry
+from shared.records.events import Entry, EntryType, ToolAnswered, ToolAsked
 from shared.records.response_state import EMPTY, apply
 
 Kind = Literal["thinking", "answer"]
@@ -68,10 +67,9 @@ class AppendOnlyStream:
         self._any: set[Kind] = set()
         self._gap: set[Kind] = set()
 
-    def take(self, entry: JournalEntry) -> Iterator[TextDelta | Completed | Failed]:
-        typed = entry.typed()
-        before, self._state = self._state, apply(self._state, typed)
-        event = typed.event
+    def take(self, entry: Entry) -> Iterator[TextDelta | Completed | Failed]:
+        before, self._state = self._state, apply(self._state, entry)
+        event = entry.event
         if event.speaker is not None:
             # what the committee says among itself is not the answer
             return

@@ -11,8 +11,7 @@ import orjson
 from services.gateway.http.errors import error_body, openai_code, openai_fields
 from services.gateway.openai.append_only_stream import AppendOnlyStream, Completed, Failed, TextDelta, step_of
 from services.gateway.openai.tool_forms import text_of_call
-from shared.records.events import EntryType, Event, ToolAnswered, ToolAsked
-from shared.records.journal import JournalEntry
+from shared.records.events import Entry, Event, ToolAnswered, ToolAsked
 
 DONE = b"data: [DONE]\n\n"
 
@@ -153,12 +152,12 @@ class Chunks:
     def opening(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def feed(self, entries: Sequence[JournalEntry]) -> bytes:
+    def feed(self, entries: Sequence[Entry]) -> bytes:
         """The chunks of some journal entries; `done` is set after the terminal one."""
         out: list[bytes] = []
         for entry in entries:
-            if self._status and entry.type in (EntryType.TOOL_REQUEST, EntryType.TOOL_RESULT):
-                out += _event_of(entry.typed().event)
+            if self._status:
+                out += _event_of(entry.event)
             for said in self._telling.take(entry):
                 out.append(self._said(said))
                 self.done = not isinstance(said, TextDelta)

@@ -37,7 +37,7 @@ from services.gateway.queries.accept import Ask
 from services.gateway.queries.prompt_wrappers import undressed
 from services.gateway.queries.records import QueryRecord
 from shared.contracts import ChatToolCall, ChatTurnMessage
-from shared.records.journal import JournalEntry
+from shared.records.events import Cancelled, Entry
 
 _MOST_TOOLS = 128
 # What the agent has of its own, under whatever name a client wishes it.
@@ -236,7 +236,7 @@ class Answering:
         self.shown["status"] = "in_progress"
         return created + self._event("response.in_progress", response=self.shown)
 
-    def feed(self, entries: Sequence[JournalEntry]) -> bytes:
+    def feed(self, entries: Sequence[Entry]) -> bytes:
         """The events of some entries; `done` is set after the terminal one."""
         out: list[bytes] = []
         for entry in entries:
@@ -246,7 +246,7 @@ class Answering:
                     case TextDelta(kind, text):
                         out += self._more("reasoning" if kind == "thinking" else "message", text)
                     case Completed(value):
-                        out += self._end(value, cancelled=entry.type == "cancelled")
+                        out += self._end(value, cancelled=isinstance(entry.event, Cancelled))
                     case Failed(code, message):
                         out.append(self.broken(code, message))
             self.shown["model"] = self._telling.model or self.shown["model"]

@@ -43,6 +43,7 @@ from services.gateway.queries.query_routes import OriginDep, finished, loop_time
 from services.gateway.queries.records import QueryRecord, forgotten, owned
 from services.gateway.queries.sse import KEEP_ALIVE, EventStream, heard
 from shared.bus.keys import journal_key
+from shared.records.events import Entry
 from shared.records.journal import JournalEntry, pages
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
@@ -119,7 +120,7 @@ class Teller(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def feed(self, entries: Sequence[JournalEntry]) -> bytes: ...
+    def feed(self, entries: Sequence[Entry]) -> bytes: ...
 
     def broken(self, code: str, message: str) -> bytes: ...
 
@@ -208,7 +209,7 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
                     return
                 yield KEEP_ALIVE
                 continue
-            text = teller.feed([JournalEntry.parse(entry) for entry in found])
+            text = teller.feed([JournalEntry.parse(entry).typed() for entry in found])
             if text:
                 yield text
             if teller.done:
@@ -266,7 +267,7 @@ async def _thought(gateway: Gateway, record: QueryRecord) -> str:
     async with gateway.reachable():
         async for entries in pages(gateway.bus, journal_key(record.query_id, "A")):
             for entry in entries:
-                told = telling.take(entry)
+                told = telling.take(entry.typed())
                 thought += [one.text for one in told if isinstance(one, TextDelta) and one.kind == "thinking"]
     return "".join(thought)
 
@@ -345,7 +346,7 @@ async def _read(gateway: Gateway, record: QueryRecord) -> Answering:
     answering = _answering(record)
     async with gateway.reachable():
         async for entries in pages(gateway.bus, journal_key(record.query_id, "A")):
-            answering.feed(entries)
+            answering.feed([entry.typed() for entry in entries])
     return answering
 
 

@@ -34,13 +34,15 @@ from services.gateway.queries.accept import Ask, Origin, accept
 from services.gateway.queries.cancel import cancel_all
 from services.gateway.queries.query_routes import failure, loop_time_of, shown_result
 from services.gateway.queries.records import QueryRecord, forgotten, own_session
-from services.gateway.queries.sse import heard, parts
+from services.gateway.queries.sse import heard
 from shared.bus.keys import journal_key
 from shared.contracts import canonical_tool
 from shared.errors import TransientError
 from shared.participant.settings import describe
 from shared.participant.tool_client import Caller
-from shared.records.journal import TERMINAL
+from shared.records import events
+from shared.records.events import TERMINAL, Event
+from shared.records.journal import JournalEntry
 from shared.records.sessions import words_of
 
 # Of the tools that are alive, those that MCP clients are offered.
@@ -54,7 +56,6 @@ TOOLS = (
 )
 _SESSION, _ENGRAM = "local2://sessions/", "local2://engrams/"
 _PAGE = 50
-_TERMINAL = frozenset(kind.value.encode() for kind in TERMINAL)
 _PREVIEW = 200
 
 Context = ServerRequestContext[Any, Any]
@@ -219,10 +220,10 @@ class McpServer:
             while not ended and (found := await heard(follower, until, gateway.settings.keepalive)) is not None:
                 if not found and await forgotten(gateway, record.query_id):
                     raise not_found("query: it was deleted before it was answered")
-                for kind, data in map(parts, found):
-                    if message := progress.told(kind.decode(errors="replace"), data):
+                for entry in map(JournalEntry.parse, found):
+                    if message := progress.told(entry.typed().event):
                         await ctx.session.report_progress(progress.steps, None, message)
-                ended = any(parts(entry)[0] in _TERMINAL for entry in found)
+                    ended = ended or entry.type in TERMINAL
         finally:
             follower.close()
         if not ended:
@@ -316,15 +317,15 @@ class McpServer:
 
 
 class _Progress:
-    """What is worth a word of the entries of a journal. `steps`: how many were."""
+    """What is worth a word of the events of a response. `steps`: how many were."""
 
     def __init__(self) -> None:
         self.steps = 0
         self._last = ""
 
-    def told(self, kind: str, data: bytes) -> str:
+    def told(self, event: Event) -> str:
         """One line; nothing when there is nothing new."""
-        message = _line(kind, data)
+        message = _line(event)
         if not message or message == self._last:
             return ""
         self._last = message
@@ -332,38 +333,24 @@ class _Progress:
         return message
 
 
-def _line(kind: str, data: bytes) -> str:
-    match kind:
-        case "claimed":
+def _line(event: Event) -> str:
+    match event:
+        case events.Claimed():
             return "begun"
-        case "thinking":
+        case events.ThinkingPiece():
             return "thinking"
-        case "answer":
+        case events.AnswerPiece():
             return "answering"
-        case "restarted":
+        case events.Restarted():
             return "begun again"
-        case "tool.request" | "tool.result":
-            return _call(kind, data)
-        case "persona.working":
-            return f"{_field(data, 'persona')} deliberates"
+        case events.ToolAsked(tool=tool, args=args):
+            return f"{tool} {orjson.dumps(args).decode()}"[:_PREVIEW]
+        case events.ToolAnswered(tool=tool, error=error):
+            return f"{tool}: {error}"[:_PREVIEW] if error else f"{tool} has answered"
+        case events.PersonaWorking(persona=persona):
+            return f"{persona} deliberates"
         case _:
             return ""
-
-
-def _call(kind: str, data: bytes) -> str:
-    tool = _field(data, "tool")
-    if kind == "tool.request":
-        return f"{tool} {_field(data, 'args')}"[:_PREVIEW]
-    error = _field(data, "error")
-    return f"{tool}: {error}"[:_PREVIEW] if error else f"{tool} has answered"
-
-
-def _field(data: bytes, name: str) -> str:
-    try:
-        value = orjson.loads(data).get(name)
-    except (orjson.JSONDecodeError, AttributeError):
-        return ""
-    return value if isinstance(value, str) else orjson.dumps(value).decode() if value is not None else ""
 
 
 def _said(text: str, **more: Any) -> types.CallToolResult:

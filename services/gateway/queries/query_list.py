@@ -9,6 +9,7 @@ from services.gateway.http.gateway import Gateway
 from services.gateway.http.keys import Principal
 from services.gateway.http.session_ids import is_session_id
 from services.gateway.queries.records import QueryRecord, load, own_session
+from services.gateway.queries.view import error_of
 from shared.bus import order
 from shared.bus.keys import journal_key, queries_key
 from shared.records import lanes
@@ -73,7 +74,7 @@ async def _shown(gateway: Gateway, user: Principal, session_id: str | None, quer
     first = end[0]
     shown["state"] = str(first.type) if first.type in TERMINAL else "running"
     if first.type is EntryType.FAILED and isinstance(failed := first.typed().event, Failed):
-        shown["error"] = {"code": failed.code or "internal", "message": failed.message}
+        shown["error"] = error_of(failed)
     return shown
 
 

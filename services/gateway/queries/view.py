@@ -6,7 +6,7 @@ from typing import Any
 
 from services.gateway.queries.records import QueryRecord
 from shared.records import events
-from shared.records.events import CallEnded, Claimed, FilesSent, Noticed, Truncated, shown
+from shared.records.events import CallEnded, Claimed, Failed, FilesSent, Noticed, Truncated, shown
 from shared.records.response_state import NO_ENTRY, Call, ResponseState
 from shared.records.sessions import words_of
 
@@ -58,6 +58,10 @@ def _ended(call: CallEnded) -> dict[str, Any]:
     return found | {"result": None, "data": None} if call.result_in else found
 
 
+def error_of(end: Failed) -> dict[str, Any]:
+    return {"code": end.code or "internal", "message": end.message}
+
+
 def _ending(state: ResponseState) -> dict[str, Any]:
     """Return the fields that the terminal entry decides."""
     match state.end.event if state.end else None:
@@ -65,8 +69,8 @@ def _ending(state: ResponseState) -> dict[str, Any]:
             told = shown(end)
             fields = {name: told[name] for name in _RESULT if name in told}
             return {"state": "completed", "tool_calls": [_ended(call) for call in state.ended_calls], **fields}
-        case events.Failed() as end:
-            return {"state": "failed", "error": {"code": end.code or "internal", "message": end.message}}
+        case Failed() as end:
+            return {"state": "failed", "error": error_of(end)}
         case events.Cancelled() as end:
             return {"state": "cancelled", **shown(end), "finish_reason": "cancelled"}
         case _:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import orjson
 from hypothesis import given
 from support.entries import whole
 from support.runs import UNDISTURBED, Life, Plan, journal_of, lives, plans
 
 from services.gateway.openai.append_only_stream import AppendOnlyStream, TextDelta
-from shared.records.journal import EntryType, JournalEntry
+from shared.records.events import Entry, EntryType, decode
 
 
-def entry(number: int, kind: EntryType, **data: object) -> JournalEntry:
-    return JournalEntry(f"1-{number}", kind, 0, orjson.dumps(whole(kind, data)))
+def entry(number: int, kind: EntryType, **data: object) -> Entry:
+    return decode(f"1-{number}", kind, 0, whole(kind, data))
 
 
-def thoughts(*entries: JournalEntry, steps: bool = True) -> str:
+def thoughts(*entries: Entry, steps: bool = True) -> str:
     telling = AppendOnlyStream(steps=steps)
     told = [said for one in entries for said in telling.take(one)]
     return "".join(said.text for said in told if isinstance(said, TextDelta) and said.kind == "thinking")
@@ -40,17 +39,17 @@ def test_a_step_of_a_committee_member_is_not_told_and_a_long_one_is_cut() -> Non
     assert (len(long), long[-1]) == (len("save_memory ") + 201, "…")
 
 
-def answer(*entries: JournalEntry) -> list[str]:
+def answer(*entries: Entry) -> list[str]:
     telling = AppendOnlyStream()
     told = [said for one in entries for said in telling.take(one)]
     return [said.text for said in told if isinstance(said, TextDelta) and said.kind == "answer"]
 
 
-def piece(number: int, text: str) -> JournalEntry:
+def piece(number: int, text: str) -> Entry:
     return entry(number, EntryType.ANSWER, text=text)
 
 
-def restarted(number: int, after: str = "1-0") -> JournalEntry:
+def restarted(number: int, after: str = "1-0") -> Entry:
     return entry(number, EntryType.RESTARTED, discard_after=after)
 
 
@@ -79,7 +78,8 @@ def test_shorter_text_after_a_restart_is_followed_by_the_next_message() -> None:
 
 @given(plan=plans, owners=lives)
 def test_takeovers_at_any_entry_send_the_same_text_when_the_model_says_the_same(plan: Plan, owners: list[Life]) -> None:
-    def sent(journal: list[JournalEntry]) -> tuple[str, str]:
+    def sent(owners: list[Life]) -> tuple[str, str]:
+        journal = [entry.typed() for entry in journal_of(plan, owners)]
         return thoughts(*journal), "".join(answer(*journal))
 
-    assert sent(journal_of(plan, owners)) == sent(journal_of(plan, UNDISTURBED))
+    assert sent(owners) == sent(UNDISTURBED)

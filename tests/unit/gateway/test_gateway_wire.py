@@ -14,7 +14,7 @@ from services.gateway.http.errors import sentence
 from services.gateway.openai.completions import Chunks
 from services.gateway.operations.bus_stream import matches
 from services.gateway.queries.sse import frame, parts
-from shared.records.journal import EntryType, JournalEntry
+from shared.records.events import Entry, EntryType, decode
 
 
 def test_an_event_is_id_type_and_data_as_written() -> None:
@@ -66,8 +66,8 @@ def test_invalid_value_is_a_sentence_that_names_the_field(error: dict[str, Any],
     assert sentence(error) == expected
 
 
-def entry(number: int, kind: EntryType, **data: Any) -> JournalEntry:
-    return JournalEntry(f"1-{number}", kind, 0, orjson.dumps(whole(kind, data)))
+def entry(number: int, kind: EntryType, **data: Any) -> Entry:
+    return decode(f"1-{number}", kind, 0, whole(kind, data))
 
 
 def contents(raw: bytes, field: str = "content") -> str:
