@@ -137,19 +137,16 @@ class _Client:
     task: str
     events: str
 
-    def origin(self, origin: Origin, body: ChatBody | ResponseBody) -> Origin:
-        """Return the origin with the user whom a trusted key names in the body, unless a header names one."""
-        name = body.user or (body.metadata or {}).get("user_id")
-        if not origin.principal.trusted or self.user or not isinstance(name, str) or not name:
-            return origin
-        return replace(origin, principal=origin.principal.named(name))
-
-    def conversation(self, origin: Origin, body: ChatBody | ResponseBody) -> str | None:
-        """Return the name that a trusted key gives the conversation."""
+    def named(self, origin: Origin, body: ChatBody | ResponseBody) -> tuple[Origin, str | None]:
+        """Return the origin and the conversation that a trusted key names, in headers or else in the body."""
+        if not origin.principal.trusted:
+            return origin, None
         given = body.metadata or {}
+        user = body.user or given.get("user_id")
+        if not self.user and isinstance(user, str) and user:
+            origin = replace(origin, principal=origin.principal.named(user))
         names = (self.chat, given.get("chat_id"), given.get("session_id"))
-        found = next((name for name in names if isinstance(name, str) and name), None)
-        return found if origin.principal.trusted else None
+        return origin, next((name for name in names if isinstance(name, str) and name), None)
 
 
 async def _client(
@@ -228,8 +225,7 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
 async def create_chat_completion(
     request: Request, body: ChatBody, gateway: GatewayDep, orphans: OrphansDep, origin: OriginDep, client: ClientDep
 ) -> Response:
-    chat = client.conversation(origin, body)
-    origin = client.origin(origin, body)
+    origin, chat = client.named(origin, body)
     size = len(await request.body())
     body = await in_chat(gateway, origin.principal.user_id, body, size)
     reading = partial(asked, body, await _models(gateway), client.task)
@@ -284,8 +280,7 @@ async def _thought(gateway: Gateway, record: QueryRecord) -> str:
 async def create_response(
     request: Request, body: ResponseBody, gateway: GatewayDep, orphans: OrphansDep, origin: OriginDep, client: ClientDep
 ) -> Response:
-    chat = client.conversation(origin, body)
-    origin = client.origin(origin, body)
+    origin, chat = client.named(origin, body)
     size = len(await request.body())
     body = await in_response(gateway, origin.principal.user_id, body, size)
     items, behind = await _conversation(gateway, origin.principal, body)
