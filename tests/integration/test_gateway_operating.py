@@ -14,6 +14,7 @@ import httpx
 import openapi_spec_validator
 import pytest
 import redis
+from fastapi import FastAPI
 from pydantic import BaseModel, Field
 from support.backups import run_local2
 from support.described import LINES, SSE, event_trouble
@@ -33,8 +34,9 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
+from services.gateway.http.errors import install
 from shared.bus import Bus
-from shared.bus.keys import journal_key
+from shared.bus.keys import journal_key, user_sessions_key
 from shared.errors import ToolError
 from shared.participant.registry import Registry
 from shared.participant.settings import Settings
@@ -384,25 +386,20 @@ async def test_who_starts_hears_of_tools_as_soon_as_they_come(redis_url: str, tm
     looking.cancel()
 
 
-async def test_ready_says_what_the_model_lacks_and_that_it_is_the_demonstration_model(
-    redis_url: str, tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+async def test_ready_names_the_models_state_and_the_demonstration_model(
+    redis_url: str, tmp_path: Path, site: Site
 ) -> None:
-    monkeypatch.setitem(FACTS, "backend_ok", False)
-    monkeypatch.setitem(FACTS, "backend_reason", "nothing answers at http://127.0.0.1:11434")
-    async with generating(redis_url, tmp_path):
+    reason = "nothing answers at http://127.0.0.1:11434"
+    async with generating(redis_url, tmp_path, backend_ok=False, backend_reason=reason):
         away = await site.http.get("/ready")
-        assert (away.status_code, away.json()["parts"]["model"]["reason"]) == (503, FACTS["backend_reason"])
-    monkeypatch.setitem(FACTS, "backend_ok", True)
-    monkeypatch.setitem(FACTS, "gpu_note", "the model runs on the CPU")
-    async with generating(redis_url, tmp_path):
+        assert (away.status_code, away.json()["parts"]["model"]["reason"]) == (503, reason)
+    async with generating(redis_url, tmp_path, gpu_note="the model runs on the CPU"):
         slow = await site.http.get("/ready")
         assert (slow.status_code, slow.json()["parts"]["model"]["note"]) == (200, "the model runs on the CPU")
-    monkeypatch.setitem(FACTS, "demo", True)
-    monkeypatch.setitem(FACTS, "model_facts", {"server": "Ollama", "window": 8192})
-    async with generating(redis_url, tmp_path):
+    facts = {"server": "Ollama", "window": 8192}
+    async with generating(redis_url, tmp_path, demo=True, model_facts=facts):
         model = (await site.http.get("/ready")).json()["parts"]["model"]
-        assert model["demo"] is True
-        assert model["facts"] == {"server": "Ollama", "window": 8192}
+        assert (model["demo"], model["facts"]) == (True, facts)
         assert "demonstration model" in model["note"]
 
 
@@ -556,16 +553,25 @@ def test_each_type_of_a_journal_entry_has_a_shape() -> None:
     assert set(MODELS) == set(EntryType)
 
 
-async def test_an_unexpected_fault_is_told_in_the_same_shape(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async def broken(*_args: Any) -> None:
+async def test_unexpected_fault_is_an_internal_error_without_details() -> None:
+    app = FastAPI()
+    install(app)
+
+    @app.get("/")
+    async def broken() -> None:
         raise RuntimeError("the secret of the house")
 
-    monkeypatch.setattr("shared.records.sessions.Sessions.of_user", broken)
-    response: httpx.Response = await site.http.get("/sessions")
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        response = await http.get("/")
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
     assert "secret" not in response.text
+
+
+async def test_damaged_key_in_redis_is_an_error_of_the_bus(site: Site, raw: redis.Redis) -> None:
+    raw.set(user_sessions_key("admin"), "a string")
+    response = await site.http.get("/sessions")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "bus_refused")
 
 
 async def test_keys_made_on_the_command_line_have_names_of_their_own(site: Site) -> None:

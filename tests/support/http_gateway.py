@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import httpx
 from support.described import hook
 from support.entries import event_of
+from support.forked import Forked
 from support.services import running
 from support.waiting import PATIENCE, eventually
 
@@ -78,17 +81,42 @@ async def serving(settings: GatewaySettings, *, ready: bool = True) -> AsyncIter
         await task
 
 
+@contextlib.asynccontextmanager
+async def serving_ahead(redis_url: str, data_dir: Path, seconds: float) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve as a process on a host whose clock is ahead by so many seconds."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    values = {"redis_url": redis_url, "data_dir": data_dir, "api_port": port, "admin_key": ADMIN_KEY}
+    environment = {**os.environ, **{f"LOCAL2_{name.upper()}": str(value) for name, value in values.items()}}
+    process = Forked("support.other_clock", str(seconds), "services.gateway", environment=environment)
+    try:
+        async with client(f"http://127.0.0.1:{port}", ADMIN_KEY) as http:
+            await eventually(lambda: _serves(http), 30, "the gateway is on the bus")
+            yield http
+    finally:
+        process.kill()
+        process.wait()
+
+
 async def _serves(http: httpx.AsyncClient) -> bool:
-    return (await http.get("/sessions")).status_code == 200
+    try:
+        return (await http.get("/sessions")).status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 class FakeGenerator:
     """Answers by the first word of the query: `say`, `tool`, `think`, `slow`, `fail CODE`, `restart`, `truncate`.
 
     `slow` waits for `gate` before its answer; a cancel ends it. `rate` seconds pass between the deltas of `many N`.
+    facts: what it announces. title: its answer to a request for a title. before_title: awaited before that answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+        self.title: str | None = None
+        self.before_title: Callable[[], Awaitable[None]] | None = None
         self.gate = asyncio.Event()
         self.started: list[str] = []
         self.queries: list[Message[QueryReceived]] = []
@@ -97,7 +125,7 @@ class FakeGenerator:
     def service(self, participant: str = "generator", respondent: str = "A") -> Service[Settings]:
         @contextlib.asynccontextmanager
         async def build(context: Context[Settings]) -> AsyncIterator[Sequence[Work]]:
-            context.facts.update(FACTS)
+            context.facts.update(self.facts)
             yield [_Answering(self, context, respondent)]
 
         return Service(participant, Settings, build)
@@ -152,6 +180,11 @@ class _Answering:
         thinking, answer = "Let me see.", f"You said: {rest or word}"
         await writer.append(event_of(EntryType.THINKING, {"text": thinking}))
         match word:
+            case _ if query.plain and self._fake.title is not None:
+                if self._fake.before_title is not None:
+                    await self._fake.before_title()
+                answer = self._fake.title
+                await self._say(writer, answer)
             case "fail":
                 await self._end(writer, EntryType.FAILED, {"code": rest, "message": f"it failed: {rest}"})
                 return ()
@@ -232,11 +265,13 @@ class _Answering:
 
 
 @contextlib.asynccontextmanager
-async def generating(redis_url: str, data_dir: Path, respondent: str = "A") -> AsyncIterator[FakeGenerator]:
-    """A fake generator on the bus."""
+async def generating(
+    redis_url: str, data_dir: Path, respondent: str = "A", **facts: Any
+) -> AsyncIterator[FakeGenerator]:
+    """A fake generator on the bus. `facts` replace some of those that it announces."""
     from support.services import announced
 
-    fake = FakeGenerator()
+    fake = FakeGenerator({**FACTS, **facts})
     participant = "generator" if respondent == "A" else "respondent-b"
     settings = Settings(redis_url=redis_url, data_dir=data_dir, heartbeat=0.5, drain=0.5, log_level="error")
     async with running(fake.service(participant, respondent), settings):
