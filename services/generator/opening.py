@@ -16,7 +16,7 @@ from shared.envelope import Message, entry_ms
 from shared.errors import PermanentError
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
-from shared.records.events import Claimed
+from shared.records.events import Attached, Claimed
 from shared.records.journal import JournalEnded, JournalEntry, JournalWriter, response_id
 from shared.records.sessions import title_of
 from shared.records.steps import keep_ended
@@ -59,6 +59,8 @@ async def claim_response(
     starts: write the first transitions of a new journal together with the claim.
     """
     context, query = deps.context, message.payload
+    # A gateway of another release may send more fields.
+    files = [Attached.model_validate(file, extra="ignore") for file in query.attachments or ()]
     claimed = Claimed(
         query_id=caller.query_id,
         response_id=response_id(caller.query_id, caller.respondent_id),
@@ -67,7 +69,7 @@ async def claim_response(
         replica=context.replica,
         model=query.model or context.settings.model,
         attempt=message.deliveries,
-        **({"attachments": query.attachments} if query.attachments else {}),
+        **({"attachments": files} if files else {}),
     )
     ttl = max(0, int(seconds_left(deps, message))) + context.settings.retention
     journal = (journal_key(caller.query_id, caller.respondent_id), claimed, ttl)

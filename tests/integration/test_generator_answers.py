@@ -305,3 +305,10 @@ async def test_a_malformed_entry_stops_nobody(redis_url: str, raw: redis.Redis) 
         assert await on.answer(await on.ask("still there?")) == "You asked: still there?"
         await on.idle()
     assert raw.xlen("local2:dead.letter") == 2
+
+
+async def test_unknown_field_of_a_file_is_left_out_of_the_claim(redis_url: str) -> None:
+    async with stage(redis_url) as on:
+        query_id = await on.ask("ping", "s1", attachments=[{"id": "f", "name": "a.png", "newer": 1}])
+        claimed = await on.seen(query_id, EntryType.CLAIMED)
+    assert claimed.value()["attachments"] == [{"id": "f", "name": "a.png"}]
