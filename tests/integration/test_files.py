@@ -131,6 +131,7 @@ async def test_a_file_is_added_read_listed_found_fetched_and_removed(site: Site)
         assert bytes_back.headers["content-type"] == "application/pdf"
         assert bytes_back.headers["content-disposition"] == "attachment; filename*=UTF-8''kettle.pdf"
         assert bytes_back.headers["content-security-policy"].startswith("sandbox")
+        assert bytes_back.headers["cache-control"] == "private, no-store"
         assert (await eva.delete(f"/files/{file['id']}")).json() == {"id": file["id"], "deleted": True}
         assert (await eva.get("/files")).json() == {"files": [], "total": 0, "cursor": None}
         assert (await eva.get("/documents", params={"query": "warranty"})).json()["text"] == "No documents found."

@@ -194,8 +194,18 @@ async def test_limits_out_of_range_are_422(site: Site) -> None:
         "/bus/events?last=-1",
         "/bus/events?subject=nonsense",
         "/queries/1-0?respondent=C",
+        "/files?limit=0",
+        "/files?limit=501",
+        "/files?cursor=-1",
+        f"/files?cursor={2**62}",
+        "/documents",
+        "/documents?query=",
+        f"/documents?query={'y' * 4_001}",
+        "/documents?query=x&limit=0",
+        "/documents?query=x&limit=51",
     ):
         assert error(await site.http.get(path)) == (422, "invalid_request"), path
+    assert error(await site.http.post(f"/files?name={'x' * 1_001}")) == (422, "invalid_request")
     assert error(await site.http.get("/dead-letters?cursor=x")) == (400, "bad_event_id")
     for path in ("/dead-letters/x/replay", "/dead-letters/0/replay"):
         assert error(await site.http.post(path)) == (400, "bad_event_id")

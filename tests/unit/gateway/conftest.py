@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +16,23 @@ from shared.participant.service import Context
 
 
 @pytest.fixture
-async def gateway(bus: Bus, redis_url: str, tmp_path: Path) -> Gateway:
+def attached(redis_url: str, tmp_path: Path) -> Callable[[Bus], Gateway]:
+    """Makes a gateway of a bus."""
+
+    def attach(bus: Bus) -> Gateway:
+        values: dict[str, Any] = {"admin_key": "an-administrator's-key", "bus_wait": 30.0, "retention": 3_600}
+        settings = GatewaySettings(redis_url=redis_url, data_dir=tmp_path, **values)
+        made = Gateway(settings)
+        made.attach(Context("gateway", settings, bus, "g-1", settings), cast(JournalSubscriber, None))
+        return made
+
+    return attach
+
+
+@pytest.fixture
+async def gateway(bus: Bus, attached: Callable[[Bus], Gateway]) -> Gateway:
     """It writes as `test/1`; whoever is to be live has to be announced before it looks."""
-    return attached(bus, redis_url, tmp_path)
+    return attached(bus)
 
 
 @pytest.fixture
@@ -29,15 +43,7 @@ async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-async def gateway_behind_proxy(proxy: Proxy, tmp_path: Path) -> AsyncIterator[Gateway]:
+async def gateway_behind_proxy(proxy: Proxy, attached: Callable[[Bus], Gateway]) -> AsyncIterator[Gateway]:
     """A second gateway on the bus. A test sees its commands, and can act between them, by `proxy.before`."""
     async with Bus(proxy.url, "test/2") as bus:
-        yield attached(bus, proxy.url, tmp_path)
-
-
-def attached(bus: Bus, redis_url: str, data_dir: Path) -> Gateway:
-    values: dict[str, Any] = {"admin_key": "an-administrator's-key", "bus_wait": 30.0, "retention": 3_600}
-    settings = GatewaySettings(redis_url=redis_url, data_dir=data_dir, **values)
-    made = Gateway(settings)
-    made.attach(Context("gateway", settings, bus, "g-1", settings), cast(JournalSubscriber, None))
-    return made
+        yield attached(bus)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from shared.records.erasing import erase
 from shared.records.sessions import Turn
 
 ANN = Principal("ann", "user")
+Attached = Callable[[Bus], Gateway]
 BOB = Principal("bob", "user")
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 HISTORY = [ChatTurnMessage(role="user", content="x"), ChatTurnMessage(role="assistant", content="y")]
@@ -91,11 +94,15 @@ async def test_all_that_a_query_says_is_in_its_entry_and_in_its_record(gateway: 
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_deadline_is_by_the_clock_of_the_bus_also_where_nobody_has_heard_yet_that_it_was_set(
-    gateway: Gateway, hours: int
+async def test_deadline_follows_the_clock_of_redis_before_the_gateway_learns_it(
+    gateway: Gateway, attached: Attached, redis_url: str, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    gateway.bus._clock._offset += hours * 3_600
-    record = await accept(gateway, Origin(ANN), Ask(query="one", deadline_seconds=20.5))
+    wall = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: wall() + hours * 3_600)
+        ahead = Bus(redis_url, "test/2")
+    async with ahead:
+        record = await accept(attached(ahead), Origin(ANN), Ask(query="one", deadline_seconds=20.5))
     seconds, micros = await gateway.bus.link.call("TIME")
     now = int(seconds) * 1000 + int(micros) // 1000
     assert now - 10_000 < record.accepted <= now

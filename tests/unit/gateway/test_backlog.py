@@ -1,52 +1,23 @@
-"""When a gateway asks how many queries are unfinished."""
+"""The number of unfinished queries that a gateway compares with its limit."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from services.gateway.http.gateway import Gateway
-from services.gateway.settings import GatewaySettings
+from shared.contracts import QUERY_RECEIVED
 
 
-class Counting:
-    """A bus with so many unfinished queries."""
-
-    def __init__(self, unfinished: int) -> None:
-        self.unfinished = unfinished
-        self.asked = 0
-
-    async def backlog(self, _stream: str, _group: str) -> int:
-        self.asked += 1
-        return self.unfinished
-
-
-async def test_the_backlog_is_told_by_accepting_and_asked_for_only_when_it_is_high_or_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bus = Counting(7)
-    monkeypatch.setattr(Gateway, "bus", bus)
-    gateway = Gateway(GatewaySettings(data_dir=tmp_path))
-
-    async def told(most: int, *, later: bool = True) -> int:
-        if later:
-            gateway._backlog_until = float("-inf")
-        return await gateway.backlog(most)
-
-    assert (await told(3), bus.asked) == (0, 0)
+async def test_backlog_is_counted_anew_only_above_the_limit_or_when_unknown(gateway: Gateway) -> None:
+    """Other gateways accept queries too, and generators finish some."""
+    for number in range(1, 8):
+        await gateway.bus.link.call("XADD", QUERY_RECEIVED.stream, f"{number}-0", "session_id", "s")
+    assert await gateway.backlog(3) == 0
     gateway.accepted("chat", 3)
-    assert (await told(3), bus.asked) == (3, 0)
-    # too many: others may have finished some
+    assert await gateway.backlog(3) == 3
     gateway.accepted("chat", 4)
-    assert (await told(3), bus.asked) == (7, 1)
-    assert (await told(3, later=False), bus.asked) == (7, 1)
-    bus.unfinished = 2
-    assert (await told(3), bus.asked) == (2, 2)
-    assert (await told(3), bus.asked) == (2, 2)
-    # Redis has lost count
+    assert await gateway.backlog(3) == 7
+
+
+async def test_backlog_that_redis_cannot_count_is_counted_anew(gateway: Gateway) -> None:
+    await gateway.bus.link.call("XADD", QUERY_RECEIVED.stream, "1-0", "session_id", "s")
     gateway.accepted("chat", None)
-    bus.unfinished = 5
-    assert (await told(3), bus.asked) == (5, 3)
-    gateway.accepted("chat", 1)
-    assert (await told(3), bus.asked) == (1, 3)
+    assert await gateway.backlog(3) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from services.gateway.http.errors import ApiError
 from services.gateway.openai.chat_body import check_schema
 from services.gateway.openai.responses import messages_of
-from services.gateway.openai.routes import _asked
-from services.gateway.queries.accept import Ask
 from shared.contracts import ChatToolCall
 
 
@@ -60,16 +57,3 @@ def test_what_is_no_json_schema_is_refused(schema: dict[str, Any]) -> None:
         with pytest.raises(ApiError, match=f"{what}: is no JSON schema: .") as caught:
             check_schema(schema, what)
         assert (caught.value.status_code, caught.value.code) == (400, "invalid_request")
-
-
-async def test_nobody_is_held_up_while_schemas_or_many_messages_are_looked_at() -> None:
-    threads: list[int] = []
-
-    def reading() -> Ask:
-        threads.append(threading.get_ident())
-        return Ask(query="Well?")
-
-    for size, *schemas in (1, [{}], None), (300_000, None), (1, None, []):
-        assert await _asked(reading, size, *schemas) == Ask(query="Well?")
-    here = threading.get_ident()
-    assert [one == here for one in threads] == [False, False, True]
