@@ -21,7 +21,6 @@ from support.waiting import eventually
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
 from services.generator.settings import GeneratorSettings
-from services.reward import service
 from services.reward.service import app as reward
 from services.reward.settings import RewardSettings
 from services.reward.store import Store
@@ -291,10 +290,9 @@ async def test_a_reward_that_died_between_two_steps_finishes_them_when_it_is_bac
 
 
 async def test_a_step_that_cannot_be_taken_yet_is_taken_when_it_can(
-    redis_url: str, raw: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, raw: redis.Redis, tmp_path: Path
 ) -> None:
     """A participant that was never here cannot be configured."""
-    monkeypatch.setattr(service, "_TEND_SECONDS", 0.1)
     store = Store(RewardSettings(data_dir=tmp_path).path)
     before = '{"changed": {}, "unset": ["model"]}'
     store.put("experiments", {

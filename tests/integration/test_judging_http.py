@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from pydantic import BaseModel
 from support.command_line import local2
 from support.http_gateway import Site, client, events, gateway_settings, serving
 from support.lives import unending
@@ -22,12 +23,14 @@ from support.waiting import eventually
 
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
-from services.gateway.http.errors import ApiError
-from services.gateway.operations import preference_routes as preferences
 from services.generator.settings import GeneratorSettings
 from services.reward.service import app as reward
 from services.reward.settings import RewardSettings
-from shared.contracts import PAIRWISE_RESULT, RESPONSE_GENERATION, USER_FEEDBACK
+from shared.contracts import PAIRWISE_RESULT, RESPONSE_GENERATION, USER_FEEDBACK, ToolRequest
+from shared.errors import ToolError
+from shared.participant.service import Context, Service, Work
+from shared.participant.settings import Settings
+from shared.participant.tool import Tool, ToolResult, open_tools
 
 # The judge prefers the answer of the warmer respondent, and grades it higher.
 RULES: list[dict[str, Any]] = [
@@ -341,16 +344,40 @@ async def test_the_command_line_shows_the_ranking_and_writes_the_files(
     assert (refused.exit_code, files(tmp_path, "no*")) == (1, [])
 
 
+class Exported(BaseModel):
+    """Read preference data."""
+
+    op: str
+    cursor: str = ""
+
+
+async def one_page(args: Exported, _request: ToolRequest) -> ToolResult:
+    """Return the first page of an export, and fail at the second."""
+    if args.cursor:
+        raise ToolError("the database cannot be used just now")
+    rows = [{"digest": str(n), "row": {"prompt": "x" * 1_000}} for n in range(200)]
+    return ToolResult("done", {"rows": rows, "cursor": "1"})
+
+
+@contextlib.asynccontextmanager
+async def failing_reward(context: Context[Settings]) -> AsyncIterator[Sequence[Work]]:
+    @contextlib.asynccontextmanager
+    async def tools(_settings: Settings) -> AsyncIterator[list[Tool[Any]]]:
+        yield [Tool("reward_manage", Exported, one_page, internal=True)]
+
+    async with open_tools(context, tools) as works:
+        yield works
+
+
 async def test_an_export_that_breaks_off_leaves_no_file(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def breaks(_gateway: Any, _participant: str, _user: str, **asked: Any) -> dict[str, Any]:
-        if asked.get("cursor"):
-            raise ApiError(503, "reward_unavailable", "reward is not available")
-        return {"rows": [{"digest": str(n), "row": {"prompt": "x" * 1_000}} for n in range(200)], "cursor": "1"}
-
-    monkeypatch.setattr(preferences, "operate", breaks)
-    async with serving(gateway_settings(redis_url, tmp_path)) as site:
+    settings = Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.5)
+    async with (
+        serving(gateway_settings(redis_url, tmp_path)) as site,
+        running(Service("reward", Settings, failing_reward), settings),
+    ):
+        await announced(redis_url, "reward")
         done = await local2(monkeypatch, site, "export", "kto", "--out", str(tmp_path / "kto.jsonl"))
         async with client(site.url, None) as http:
             assert (await http.get("/health")).status_code == 200

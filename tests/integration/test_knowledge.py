@@ -206,10 +206,7 @@ async def test_names_that_are_commands_are_names(redis_url: str, tmp_path: Path)
         assert [text.split(":")[0] for text in (await client.facts("bob")).values()] == ["Tom lives in Rome"]
 
 
-async def test_a_second_replica_of_the_embedded_graph_does_not_start(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.knowledge.sqlite._LOCK_SECONDS", 0.1)
+async def test_a_second_replica_of_the_embedded_graph_does_not_start(redis_url: str, tmp_path: Path) -> None:
     async with knowing(redis_url, tmp_path) as client:
         with pytest.raises(ExceptionGroup) as refused:
             async with running(app, knowledge_settings(redis_url, tmp_path, client.server.url)) as task:

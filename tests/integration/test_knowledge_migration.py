@@ -121,7 +121,6 @@ async def test_failed_migration_changes_nothing(damage: str, tmp_path: Path, mon
             old.write_bytes(b"no graph at all" * 1000)
             message = r"the knowledge of an older release in .* cannot be read .*`local2 restore --merge`"
         elif damage == "locked":
-            patch.setattr("services.knowledge.migrate._LOCK_SECONDS", 0.1)
             lock = FileLock(old.with_name(f"{old.name}.lock"))
             stack.callback(lock.close)
             assert lock.take()

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from support.bolt_server import bolt_server
+from support.on_disk import full_disk
 from support.waiting import eventually
 
 from services.knowledge import statements
@@ -325,22 +326,11 @@ async def test_damaged_database_is_an_error_with_advice(
                 pass
 
 
-async def test_second_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.knowledge.sqlite._LOCK_SECONDS", 0.1)
-    async with opened("sqlite", tmp_path):
-        with pytest.raises(SettingsError, match="in use by another process"):
-            async with opened("sqlite", tmp_path):
-                pass
-
-
-async def test_full_disk_delays_writes_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_delays_writes_until_there_is_room(tmp_path: Path) -> None:
     async with opened("sqlite", tmp_path) as graph:
         store = Store(graph)
         claims = [say(turn("r1"), "Anna", "likes", "tea")]
-        with monkeypatch.context() as full:
-            # More than any disk has.
-            full.setattr("shared.participant.disk._KEPT", 2**80)
-            full.setattr("shared.participant.disk._SHARE", 1)
+        with full_disk():
             writing = asyncio.create_task(
                 retry_while_transient(lambda: store.replace_claims(turn("r1"), claims, settled=True))
             )

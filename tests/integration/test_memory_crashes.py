@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,14 +29,13 @@ from support.mortal import replica
 from support.services import announced, running
 from support.waiting import eventually
 
-from services.memory.index import Index, engrams_of
+from services.memory.index import engrams_of
 from services.memory.portable import exported
-from services.memory.service import app
+from services.memory.service import app, builder
+from services.memory.settings import MemorySettings
 from services.memory.store import StoreLocked
-from services.memory.writer import Keeper
-from shared.contracts import DEAD_LETTER
 from shared.envelope import now_ms
-from shared.errors import PermanentError
+from shared.participant.service import Service
 from shared.testing.model_server import ScriptedModelServer
 
 
@@ -100,24 +100,27 @@ async def test_a_deletion_that_was_cut_off_is_carried_out(redis_url: str, tmp_pa
             assert (await client.manage("search", query="question"))["hits"] == []
 
 
-async def test_a_deletion_between_the_last_look_and_the_end_of_a_write_leaves_nothing(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look = Keeper._changed
-    deleted: list[str] = []
+@pytest.mark.parametrize("step", ["stored", "indexed"])
+async def test_deletion_during_a_write_leaves_nothing(redis_url: str, tmp_path: Path, step: str) -> None:
+    said = response("Where is the key?", "Under the mat.")
+    deletions: list[asyncio.Task[dict[str, Any]]] = []
 
-    async def late(self: Keeper, items: Any, before: Any) -> Any:
-        changed = await look(self, items, before)
-        if not deleted:
-            deleted.extend(items)
-            await self.delete("ann", list(items))
-        return changed
+    def deleting(reached: str) -> None:
+        if reached == step and not deletions:
+            deletions.append(asyncio.create_task(client.manage("delete", id=said.response_id)))
 
-    monkeypatch.setattr(Keeper, "_changed", late)
-    async with remembering(redis_url, tmp_path) as client:
-        await client.publish(response("Where is the key?", "Under the mat."))
+    service = Service("memory", MemorySettings, builder(deleting))
+    async with (
+        ScriptedModelServer() as server,
+        running(service, memory_settings(redis_url, tmp_path, server.url)),
+        asking(redis_url, tmp_path, server) as client,
+    ):
+        await announced(redis_url, "memory")
+        await client.indexed()
+        await client.publish(said)
         await client.idle()
-        assert len(deleted) == 1
+        (deletion,) = deletions
+        assert await deletion == {"found": True}
         assert await client.engrams() == {}
         assert (await client.manage("search", query="key mat"))["hits"] == []
 
@@ -198,35 +201,6 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_nothing_of_it(redis_url: s
                     assert (await client.engrams("a"))[users["a"][3].response_id]["score"] == 5
 
 
-async def test_what_waits_is_written_together_and_what_cannot_be_is_set_aside_alone(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-    put = Keeper.put
-
-    async def refusing(self: Keeper, user_id: str, items: Any) -> Any:
-        tried.append(len(items))
-        if any(engram.query == "Cursed?" for engram, _ in items):
-            raise PermanentError("it cannot be written")
-        return await put(self, user_id, items)
-
-    monkeypatch.setattr(Keeper, "put", refusing)
-    port = free_port()
-    server = ScriptedModelServer(port=port)
-    settings = memory_settings(redis_url, tmp_path, f"http://127.0.0.1:{port}")
-    async with running(app, settings), asking(redis_url, tmp_path, server) as client:
-        await announced(redis_url, "memory")
-        said = [response("Cursed?" if n == 7 else f"Question number {n}?", "Yes.") for n in range(20)]
-        await client.publish(*said)
-        await held(client, 20)
-        async with server:
-            await client.idle(30)
-            assert set(await client.engrams()) == {each.response_id for each in said} - {said[7].response_id}
-        # how many have their vectors when the first write begins is the machine's affair
-        assert max(tried) >= 4
-        assert await client.bus.link.call("XLEN", DEAD_LETTER.stream) == 1
-
-
 async def test_a_text_that_the_model_refuses_is_shortened_and_kept(redis_url: str, tmp_path: Path) -> None:
     async with remembering(redis_url, tmp_path) as client:
         said = response("word " * 6_000, "ok")
@@ -235,10 +209,7 @@ async def test_a_text_that_the_model_refuses_is_shortened_and_kept(redis_url: st
         assert len(await client.engrams()) == 2
 
 
-async def test_a_second_process_on_the_folder_is_told_so(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.memory.folder._LOCK_PATIENCE", 0.2)
+async def test_a_second_process_on_the_folder_is_told_so(redis_url: str, tmp_path: Path) -> None:
     async with remembering(redis_url, tmp_path) as client:
         with pytest.raises(BaseExceptionGroup) as refused:
             await app.run(memory_settings(redis_url, tmp_path, client.server.url), asyncio.Event())
@@ -337,21 +308,32 @@ async def test_two_replicas_share_a_server_and_one_may_die(redis_url: str, tmp_p
                 await eventually(nobody_has_it, 10, "both replicas have forgotten it")
 
 
+def indexed(file: Path) -> dict[str, str]:
+    """The data of the engrams in an index of words, by id; nothing while its replica makes the file."""
+    with (
+        contextlib.suppress(sqlite3.OperationalError),
+        contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as index,
+    ):
+        return dict(index.execute("SELECT id, data FROM engram"))
+    return {}
+
+
 @pytest.mark.slow
 async def test_what_two_replicas_annotate_at_once_is_the_same_in_both_and_in_the_store(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    indexes: list[Index] = []
-
-    class Watched(Index):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            indexes.append(self)
-
-    monkeypatch.setattr("services.memory.service.Index", Watched)
-    async with chroma_server(tmp_path / "server") as chroma, ScriptedModelServer() as server:
-        one, two = (memory_settings(redis_url, tmp_path / name, server.url, chroma_url=chroma) for name in "12")
-        async with running(app, one), running(app, two), asking(redis_url, tmp_path, server) as client:
+    # A replica keeps its index of words in a folder of its own.
+    words = tmp_path / "words"
+    words.mkdir()
+    monkeypatch.setenv("TMPDIR", str(words))
+    async with (
+        chroma_server(tmp_path / "server") as chroma,
+        ScriptedModelServer() as server,
+        asking(redis_url, tmp_path, server) as client,
+    ):
+        with contextlib.ExitStack() as stack:
+            for name in "12":
+                stack.enter_context(replica("memory", redis_url, tmp_path / name, server.url, chroma_url=chroma))
             await announced(redis_url, "memory", 2, timeout=30)
             said = [response(f"Question number {n}?", "Yes.") for n in range(2)]
             await client.publish(*said)
@@ -364,14 +346,12 @@ async def test_what_two_replicas_annotate_at_once_is_the_same_in_both_and_in_the
 
             async def agreed() -> bool:
                 stored = {line["metadata"]["id"]: line for line in await client.exported()}
-                known = [
-                    engrams_of(await index.look("ann", lambda words: words.data("ann", ids)) or {}, "ann")
-                    for index in indexes
-                ]
-                return all({one: exported(engram) for one, engram in found.items()} == stored for found in known)
+                known = [engrams_of(indexed(file), "ann") for file in words.glob("local2-words-*/*.db")]
+                return len(known) == 2 and all(
+                    {one: exported(engram) for one, engram in found.items()} == stored for found in known
+                )
 
             await eventually(agreed, 15, "both replicas know what the store holds")
-            assert len(indexes) == 2
             engrams = await client.engrams()
             assert {(e["winner"], e["reward"]) for e in engrams.values()} == {("A", 1.0)}
             assert all(e["score"] in range(1, 6) for e in engrams.values())

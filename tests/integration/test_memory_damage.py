@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.memories import MemoryClient, asking, critique, memory_settings, remembering, response
 from support.mortal import replica
+from support.on_disk import full_disk
 from support.services import announced, running
 from support.waiting import eventually
 
@@ -273,11 +274,10 @@ async def test_repair_rebuilds_a_damaged_vector_index(
         assert await numbers(client) == set(range(MANY))
 
 
-async def test_repair_changes_nothing_of_a_store_on_a_full_disk(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.participant.disk._KEPT", 2**80)
-    monkeypatch.setattr("shared.participant.disk._SHARE", 1)
+async def test_repair_changes_nothing_of_a_store_on_a_full_disk(filled: Path) -> None:
     before = set(os.listdir(filled))
-    assert await repaired(filled) == ""
+    with full_disk():
+        assert await repaired(filled) == ""
     assert set(os.listdir(filled)) == before
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -424,9 +425,7 @@ async def test_a_history_that_the_client_gave_is_the_prompt(redis_url: str, tmp_
     assert row["prompt"] == [*history[:3], {"role": "user", "content": "Is it so?"}]
 
 
-async def test_rows_hold_all_that_the_model_and_the_judge_read(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_hold_all_that_the_model_and_the_judge_read(redis_url: str, tmp_path: Path) -> None:
     call = {"tool": "calculate", "args": {"expression": "6*7"}, "result": "42", "call_id": "c1"}
     asked, read = {"role": "user", "content": "Is it so?"}, [{"role": "user", "content": "Grade this."}]
     async with office(redis_url, tmp_path) as on:
@@ -441,10 +440,6 @@ async def test_rows_hold_all_that_the_model_and_the_judge_read(
         why = (await on.ask("export", format="critiques", tools="leave-out"))["why"]
         counts = await on.ask("export_counts")
         fewer = await on.ask("export_counts", tools="leave-out")
-        # counting ends somewhere, and says so
-        monkeypatch.setattr("services.reward.manage._COUNTED", 1)
-        monkeypatch.setattr("services.reward.manage._PAGE_BYTES", 1)
-        some = (await on.ask("export_counts"))["kto"]
     assert row["prompt"][:2] == [{"role": "system", "content": "Be kind."}, asked]
     assert [message["role"] for message in row["prompt"][2:]] == ["assistant", "tool"]
     assert critique["prompt"] == read
@@ -455,7 +450,6 @@ async def test_rows_hold_all_that_the_model_and_the_judge_read(
     assert counts["kto"]["why"] is None
     assert "there are no verdicts yet" in counts["dpo"]["why"]
     assert fewer["critiques"] == {"rows": 0, "more": False, "why": why}
-    assert some == {"rows": 1, "more": True, "why": None}
     assert "1 of which it is not kept what the judge read" in why
 
 
@@ -520,10 +514,23 @@ async def test_a_vote_that_is_changed_very_often_still_reaches_the_journal(redis
         assert (await on.journal("1-1"))[-1].value()["stars"] == 2
 
 
-def test_a_database_belongs_to_one_process_whatever_path_leads_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.reward.database._LOCK_PATIENCE", 0.1)
+async def test_counting_the_rows_of_a_large_export_ends_and_says_so(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        for page in range(30):
+            names = [f"{50 * page + number}-1" for number in range(50)]
+            ids = [{"response_id": f"{name}:A", "query_id": name, "session_id": "s", "time": 1} for name in names]
+            said = {"user_id": "ann", "respondent": "A", "query": "q", "answer": "a" * 1_000, "config": "{}",
+                    "messages": '[{"role": "user", "content": "q"}]', "intent": "chat", "tools": 0}  # fmt: skip
+            grade = {"score": 5, "feedback": "f", "rubric": "r"}
+            await on.ask("load", table="responses", rows=[{**one, **said, "answer": one["query_id"] + said["answer"]}
+                                                          for one in ids])  # fmt: skip
+            await on.ask("load", table="critiques", rows=[{**one, **grade} for one in ids])
+        found = (await on.ask("export_counts"))["kto"]
+    assert 1_000 <= found["rows"] < 1_500
+    assert (found["more"], found["why"]) == (True, None)
+
+
+def test_a_database_belongs_to_one_process_whatever_path_leads_to_it(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from services.reward.store import Store;"
         "store = Store(Path(sys.argv[1])); print('open', flush=True); time.sleep(60)"
@@ -533,9 +540,11 @@ def test_a_database_belongs_to_one_process_whatever_path_leads_to_it(
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"open\n"
-        for path in (tmp_path / "p.sqlite", tmp_path / "link"):
-            with pytest.raises(SettingsError, match=rf"in use by another process \(process {owner.pid}\)"):
-                Store(path)
+        # Both wait for the other process at the same time.
+        with ThreadPoolExecutor(2) as pool:
+            for refused in [pool.submit(Store, tmp_path / name) for name in ("p.sqlite", "link")]:
+                with pytest.raises(SettingsError, match=rf"in use by another process \(process {owner.pid}\)"):
+                    refused.result()
         owner.kill()
     Store(tmp_path / "link").close()
 

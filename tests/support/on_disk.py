@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 
 def having(word: str, folder: Path) -> list[str]:
@@ -30,3 +32,18 @@ def small_files(limit: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """The operating system reports no free space on any disk."""
+    real = os.statvfs
+
+    def full(path: Any) -> os.statvfs_result:
+        about = list(real(path))
+        # f_bfree and f_bavail
+        about[3] = about[4] = 0
+        return os.statvfs_result(about)
+
+    with mock.patch("os.statvfs", full):
+        yield

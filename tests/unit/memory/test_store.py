@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from support.loopback import listening
-from support.on_disk import having
+from support.on_disk import full_disk, having
 
 from services.memory import chroma
 from services.memory.engram import Engram
@@ -125,13 +125,10 @@ async def test_vanished_store_is_damage_and_names_the_backup(tmp_path: Path) -> 
     assert not (tmp_path / "chroma" / "chroma.sqlite3").exists()
 
 
-async def test_store_begins_no_write_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_begins_no_write_on_a_full_disk(tmp_path: Path) -> None:
     async with open_store(settings(tmp_path)) as store:
         await store.put("ann", [(engram(1), EAST)])
-        with monkeypatch.context() as full:
-            # more than any disk has
-            full.setattr("shared.participant.disk._KEPT", 2**80)
-            full.setattr("shared.participant.disk._SHARE", 1)
+        with full_disk():
             put = store.put("ann", [(engram(2), EAST)])
             for call in (put, store.delete("ann", ["e1"]), store.drop_user("ann"), store.ping()):
                 with pytest.raises(StoreUnavailable, match=r"the disk of .* is full"):

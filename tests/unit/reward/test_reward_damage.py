@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,14 +67,9 @@ def test_empty_file_of_an_interrupted_first_start_is_no_damage(tmp_path: Path) -
 async def test_a_database_that_breaks_while_it_is_used_ends_the_participant(path: Path) -> None:
     store = Store(path)
     access = Access(store)
-    assert (await access.with_store(lambda store: store.counts()))["votes"] == ROWS
-
-    def broken(_store: Store) -> None:
-        with store._in_the_way():
-            raise sqlite3.DatabaseError("database disk image is malformed")
-
+    garble(path, 0.5)
     with pytest.raises(TransientError, match="damaged"):
-        await access.with_store(broken)
+        await access.with_store(lambda store: store.rows("SELECT * FROM votes"))
     with pytest.raises(SettingsError, match=r"malformed.*local2 doctor --repair"):
         await access.whole()
     store.close()
