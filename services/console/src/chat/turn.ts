@@ -48,7 +48,7 @@ export function newTurn(query: string, values: Partial<Turn> = {}): Turn {
 
 export const isOver = ({ state }: Turn): boolean => state !== "queued" && state !== "running";
 
-/** Takes one journal entry into the turn. An entry that was seen before changes nothing. */
+/** Take one journal entry into the turn. An entry that was seen before changes nothing. */
 export function apply(turn: Turn, type: string, id: string, data: unknown): void {
   const { response } = turn;
   if (response.last && id && !isAfter(id, response.last)) return;
