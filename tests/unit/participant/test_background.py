@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.virtual_time import run_virtually
 
 from shared.errors import TransientError
 from shared.participant.background import log_unhandled, run_supervised, supervised_tasks
@@ -29,14 +30,9 @@ HEARD = {
     "services/demo_model/api.py": "the request waits for both",
     "services/gateway/http/gateway.py": "it waits for the client to go, and ends with the request",
     "services/gateway/openai/orphans.py": "whatever keeps it from its work is logged",
-    "services/gateway/operations/bus_stream.py": "kept up",
-    "services/generator/opening.py": "the opening waits for it, unless it has failed by itself",
     "services/mcp/stdio.py": "whoever uses the program waits for all of them",
-    "shared/bus/cluster.py": "the caller waits for it",
-    "shared/bus/cluster_map.py": "goes on whatever happens",
-    "shared/bus/consumer.py": "every failure of a delivery ends in its handler",
     "shared/bus/follow.py": "the next look at the stream is told",
-    "shared/bus/connection.py": "goes on whatever happens; its watches are waited for",
+    "shared/bus/reconnecting.py": "the connection goes on whatever happens",
     "shared/llm/preemption.py": "the call waits for both",
     "shared/participant/background.py": "this is it",
     "shared/participant/service.py": "the process waits for them",
@@ -96,29 +92,21 @@ async def test_the_pauses_become_longer(log: Any) -> None:
     assert [line["seconds"] for line in log()] == [0.001, 0.002, 0.004, 0.008]
 
 
-async def test_no_pause_is_longer_than_half_a_minute(monkeypatch: pytest.MonkeyPatch, log: Any) -> None:
-    async def at_once(_seconds: float) -> None: ...
-
-    monkeypatch.setattr(asyncio, "sleep", at_once)
-    await run_supervised("looking", Work(*(ValueError(n) for n in range(8)), returns=True))
+def test_work_that_fails_often_waits_half_a_minute_at_most(log: Any) -> None:
+    run_virtually(run_supervised("looking", Work(*(ValueError(n) for n in range(8)), returns=True)))
     assert [line["seconds"] for line in log()] == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
-async def test_after_a_long_good_time_the_pause_is_short_again(monkeypatch: pytest.MonkeyPatch, log: Any) -> None:
-    loop = asyncio.get_running_loop()
-    now = iter([0, 1, 10, 11, 20, 51, 60])
-    monkeypatch.setattr(loop, "time", lambda: next(now))
+def test_work_that_went_well_for_long_pauses_briefly_again(log: Any) -> None:
+    # seconds until each failure
+    lasting = [1.0, 1.0, 31.0]
 
-    async def at_once(_seconds: float) -> None: ...
+    async def work() -> None:
+        if lasting:
+            await asyncio.sleep(lasting.pop(0))
+            raise ValueError
 
-    monkeypatch.setattr(asyncio, "sleep", at_once)
-    work = Work(ValueError(1), ValueError(2), ValueError(3), returns=True)
-    coroutine = run_supervised("looking", work)
-    # by hand: the loop's own clock has stopped
-    with pytest.raises(StopIteration):
-        coroutine.send(None)
-    monkeypatch.undo()
-    # the third had gone on for 31 seconds
+    run_virtually(run_supervised("looking", work))
     assert [line["seconds"] for line in log()] == [1, 2, 1]
 
 
