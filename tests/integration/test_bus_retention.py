@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from shared.contracts import (
     TOOL_REQUEST,
     TOOL_RESULT,
     AgentTransition,
+    Subject,
     ToolResultMessage,
 )
 from shared.envelope import now_ms
@@ -32,23 +34,55 @@ SUBJECT = RESPONSE_GENERATION
 WORK = SUBJECT.stream
 
 
-class Time:
-    """A bus whose clock is set by hand."""
-
-    def __init__(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = bus.now_ms()
-        monkeypatch.setattr(bus, "now_ms", lambda: self.now)
+# Here, a group is absent whose consumers were inactive for this long (ms, by the clock of the server).
+SILENT_MS = 300
 
 
-async def watching(janitor: Janitor, time: Time, seconds: int, pause: int = 5) -> None:
-    for _ in range(seconds // pause):
-        time.now += pause * 1000
-        await janitor.round()
+class TimedBus(Bus):
+    """A bus whose clock the test sets, and on which a consumer is soon inactive.
+
+    step_ms: what each round of a janitor adds to the clock. full: whether one repair is refused for lack of memory.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "test/1")
+        self.now = now_ms()
+        self.step_ms = 0
+        self.rounds = 0
+        self.denied = 0
+        self.full = False
+
+    def now_ms(self) -> int:
+        return self.now
+
+    async def learn_time(self) -> None:
+        self.now += self.step_ms
+        self.rounds += 1
+
+    async def lease(self, key: str, owner: str, ttl_ms: int) -> bool:
+        has_it = await super().lease(key, owner, ttl_ms)
+        self.denied += not has_it
+        return has_it
+
+    async def idle_groups(self, subject: Subject[Any], silent_ms: int) -> list[str]:
+        return await super().idle_groups(subject, min(silent_ms, SILENT_MS))
+
+    async def reset_exhausted_ids(self, stream: str) -> bool:
+        if self.full:
+            raise BusFull("OOM command not allowed")
+        return await super().reset_exhausted_ids(stream)
 
 
 @pytest.fixture
-def time(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> Time:
-    return Time(bus, monkeypatch)
+async def timed(redis_url: str) -> AsyncIterator[TimedBus]:
+    async with TimedBus(redis_url) as opened:
+        yield opened
+
+
+async def watching(janitor: Janitor, bus: TimedBus, seconds: int, pause: int = 5) -> None:
+    for _ in range(seconds // pause):
+        bus.now += pause * 1000
+        await janitor.round()
 
 
 def left_over(raw: redis.Redis) -> None:
@@ -62,123 +96,133 @@ def left_over(raw: redis.Redis) -> None:
     raw.xack(WORK, "critic", *ids)
 
 
-async def test_after_a_night_off_nothing_unfinished_is_trimmed_whoever_comes_first(
-    bus: Bus, raw: redis.Redis, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_janitor_trims_nothing_unfinished_after_a_night_off(timed: TimedBus, raw: redis.Redis) -> None:
     """Every participant is silent for hours when the first one comes back, and only it can clean up."""
     left_over(raw)
-    monkeypatch.setattr("shared.participant.janitor._SILENT_MS", 300)
-    await asyncio.sleep(0.4)
-    janitor = Janitor(bus, 30)
+    await silent(raw)
+    janitor = Janitor(timed, 30)
 
     async def watched(seconds: int) -> None:
         for _ in range(seconds // 30):
             # the first one back, whose work is finished
             raw.xreadgroup("critic", "c1", {WORK: "0"})
-            await watching(janitor, time, 30, 30)
+            await watching(janitor, timed, 30, 30)
 
     await watched(600)
     assert raw.xlen(WORK) == 3
     # asleep again: what was seen before proves nothing
-    time.now += 5 * 3_600_000
+    timed.now += 5 * 3_600_000
     await watched(3_000)
     assert raw.xlen(WORK) == 3
 
 
-async def test_a_group_that_was_watched_absent_for_an_hour_holds_nothing_back(
-    bus: Bus, raw: redis.Redis, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_group_observed_absent_for_an_hour_holds_nothing_back(timed: TimedBus, raw: redis.Redis) -> None:
     left_over(raw)
-    # a consumer's own silence is told by the server, whose clock cannot be set
-    monkeypatch.setattr("shared.participant.janitor._SILENT_MS", 300)
-    await asyncio.sleep(0.4)
-    janitor = Janitor(bus, 60)
+    await silent(raw)
+    janitor = Janitor(timed, 60)
     for seconds, left in ((3_500, 3), (300, 0)):
         for _ in range(seconds // 60):
             # a look at what is its own: before Redis 7.2 a read that finds nothing new is no sign of life
             raw.xreadgroup("critic", "c1", {WORK: "0"})
-            await watching(janitor, time, 60, 60)
+            await watching(janitor, timed, 60, 60)
         assert raw.xlen(WORK) == left
 
 
-async def test_a_group_whose_consumer_gives_signs_of_life_is_not_absent(bus: Bus, raw: redis.Redis, time: Time) -> None:
+async def test_group_whose_consumer_is_active_is_not_absent(timed: TimedBus, raw: redis.Redis) -> None:
     left_over(raw)
-    janitor = Janitor(bus, 60)
-    await watching(janitor, time, 7_200, 60)
+    janitor = Janitor(timed, 60)
+    for _ in range(120):
+        raw.xreadgroup("memory", "m1", {WORK: "0"})
+        await watching(janitor, timed, 60, 60)
     assert raw.xlen(WORK) == 3
 
 
-async def test_the_generators_backlog_is_kept_however_long_nobody_serves_it(
-    bus: Bus, raw: redis.Redis, time: Time
-) -> None:
+async def test_generator_backlog_is_kept_while_no_generator_runs(timed: TimedBus, raw: redis.Redis) -> None:
     stream = QUERY_RECEIVED.stream
     raw.xgroup_create(stream, "generator", "0", mkstream=True)
     raw.xgroup_create(stream, "respondent-b", "0", mkstream=True)
     # more than stays of a stream that nobody reads
     waiting = QUERY_RECEIVED.keep + 2_000
-    await bus.link.pipe([("XADD", stream, "*", "payload", "x")] * waiting)
-    await watching(Janitor(bus, 60), time, 10_000, 60)
+    await timed.link.pipe([("XADD", stream, "*", "payload", "x")] * waiting)
+    await watching(Janitor(timed, 60), timed, 10_000, 60)
     assert raw.xlen(stream) == waiting
 
 
-async def test_who_loses_the_office_forgets_what_it_has_watched(
-    redis_url: str, bus: Bus, raw: redis.Redis, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_janitor_without_the_lease_forgets_its_observations(timed: TimedBus, raw: redis.Redis) -> None:
     left_over(raw)
-    monkeypatch.setattr("shared.participant.janitor._SILENT_MS", 0)
-    janitor = Janitor(bus, 0.01)
-    watched = asyncio.Event()
+    await silent(raw)
+    timed.step_ms = 30_000
 
-    async def first() -> None:
-        await Janitor.round(janitor)
-        watched.set()
+    def is_so(fact: Callable[[], bool]) -> Callable[[], bool]:
+        """Check a fact, and keep one group present: else the stream has no group that it could be trimmed for."""
 
-    monkeypatch.setattr(janitor, "round", first)
-    running = asyncio.create_task(janitor.run())
-    await asyncio.wait_for(watched.wait(), 10)
-    assert janitor._absent
-    # somebody else has it now: what is seen afterwards may have a gap
+        def check() -> bool:
+            raw.xreadgroup("critic", "c1", {WORK: "0"})
+            return fact()
+
+        return check
+
+    running = asyncio.create_task(Janitor(timed, 0.001).run())
+    await eventually(is_so(lambda: timed.rounds >= 60))
+    # another janitor has the lease now: later observations may have a gap
     raw.set(JANITOR, "other/1", px=600_000)
-    await eventually(lambda: not janitor._absent)
+    await eventually(is_so(lambda: timed.denied > 0))
+    observed = timed.rounds
+    raw.delete(JANITOR)
+    await eventually(is_so(lambda: raw.xlen(WORK) == 0))
+    assert timed.rounds - observed >= 120
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_key_in_the_place_of_the_office_or_of_a_stream_stops_no_janitor(
-    bus: Bus, raw: redis.Redis, time: Time
-) -> None:
+async def silent(raw: redis.Redis) -> None:
+    """Wait until no consumer is active."""
+
+    def idle() -> bool:
+        consumers = [one for group in raw.xinfo_groups(WORK) for one in raw.xinfo_consumers(WORK, group["name"])]
+        return all(one["idle"] > SILENT_MS for one in consumers)
+
+    await eventually(idle)
+
+
+async def test_key_of_another_type_stops_no_janitor(timed: TimedBus, raw: redis.Redis) -> None:
     raw.xgroup_create(WORK, GROUP, "0", mkstream=True)
     ids = [raw.xadd(WORK, {"payload": "x"}) for _ in range(3)]
     raw.xreadgroup(GROUP, "c", {WORK: ">"})
     raw.xack(WORK, GROUP, *ids)
     raw.lpush(JANITOR, "x")
     raw.set(QUERY_RECEIVED.stream, "x")
-    time.now += 120_000
-    running = asyncio.create_task(Janitor(bus, 0.05).run())
+    timed.now += 120_000
+    running = asyncio.create_task(Janitor(timed, 0.05).run())
     await eventually(lambda: raw.xlen(WORK) == 0)
-    await eventually(lambda: raw.get(JANITOR) == bus.source.encode())
+    await eventually(lambda: raw.get(JANITOR) == timed.source.encode())
     assert 0 < raw.pttl(JANITOR) <= 150
     assert raw.get(QUERY_RECEIVED.stream) == b"x"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_one_janitor_keeps_the_lease(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
+async def test_lease_has_one_owner_until_it_expires(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
     async with Bus(redis_url, "other/1") as second:
-        first, other = Janitor(bus, 5), Janitor(second, 5)
-        assert [await first._has_lease(), await other._has_lease(), await first._has_lease()] == [True, False, True]
-        # each round keeps it for three more, so that it goes with whoever dies
+
+        async def first() -> bool:
+            return await bus.lease(JANITOR, bus.source, 15_000)
+
+        async def other() -> bool:
+            return await second.lease(JANITOR, second.source, 15_000)
+
+        assert [await first(), await other(), await first()] == [True, False, True]
         raw.pexpire(JANITOR, 1_000)
-        assert await first._has_lease()
+        assert await first()
         assert 14_000 < raw.pttl(JANITOR) <= 15_000
         raw.delete(JANITOR)
-        assert [await other._has_lease(), await first._has_lease()] == [True, False]
-        # Redis' clock has gone back by an hour since its holder died
+        assert [await other(), await first()] == [True, False]
+        # the clock of Redis went back by an hour after the owner's end
         raw.pexpire(JANITOR, 3_600_000)
-        assert not await first._has_lease()
+        assert not await first()
         assert 50_000 < raw.pttl(JANITOR) <= 60_000
         raw.pexpire(JANITOR, 20_000)
-        assert not await first._has_lease()
+        assert not await first()
         assert raw.pttl(JANITOR) <= 20_000
 
 
@@ -195,19 +239,14 @@ async def test_large_entries_that_are_finished_stay_for_nobody(
     assert raw.xlen(WORK) == 0
 
 
-async def test_a_full_redis_keeps_no_stream_from_being_trimmed(
-    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def full(*_: object) -> None:
-        raise BusFull("OOM command not allowed")
-
-    monkeypatch.setattr(bus, "reset_exhausted_ids", full)
-    monkeypatch.setattr("shared.participant.janitor.drop_forged", full)
+async def test_janitor_trims_streams_of_a_full_redis(timed: TimedBus, raw: redis.Redis) -> None:
+    timed.full = True
+    raw.xadd(DEAD_LETTER.stream, {"payload": "{}"})
     raw.xgroup_create(WORK, "g", "0", mkstream=True)
     entry_id = raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - 90_000}-1")
     raw.xreadgroup("g", "c", {WORK: ">"})
     raw.xack(WORK, "g", entry_id)
-    await Janitor(bus, 5).round()
+    await Janitor(timed, 5).round()
     assert raw.xlen(WORK) == 0
 
 
@@ -216,7 +255,7 @@ async def test_a_redis_without_room_is_tidied_by_who_has_the_office_or_by_anybod
     office: str, redis_url: str, bus: Bus, raw: redis.Redis
 ) -> None:
     janitor = Janitor(bus, 0.05)
-    assert await janitor._has_lease()
+    assert await bus.lease(JANITOR, bus.source, 150)
     raw.xgroup_create(WORK, "g", "0", mkstream=True)
     entry_id = raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - 90_000}-1")
     raw.xreadgroup("g", "c", {WORK: ">"})
@@ -225,7 +264,7 @@ async def test_a_redis_without_room_is_tidied_by_who_has_the_office_or_by_anybod
     try:
         if office == "held":
             async with Bus(redis_url, "other/1") as second:
-                assert [await janitor._has_lease(), await Janitor(second, 0.05)._has_lease()] == [True, False]
+                assert not await second.lease(JANITOR, second.source, 150)
         else:
             raw.delete(JANITOR)
         running = asyncio.create_task(janitor.run())
@@ -236,7 +275,7 @@ async def test_a_redis_without_room_is_tidied_by_who_has_the_office_or_by_anybod
 
 
 async def test_a_stream_of_one_group_keeps_what_was_finished_for_a_second(
-    redis_url: str, bus: Bus, raw: redis.Redis, time: Time
+    redis_url: str, timed: TimedBus, raw: redis.Redis
 ) -> None:
     recorder = Recorder()
     async with consuming(redis_url, recorder, streams={KNOWLEDGE_READ.stream: Route(recorder)}):
@@ -244,11 +283,11 @@ async def test_a_stream_of_one_group_keeps_what_was_finished_for_a_second(
             raw.xadd(KNOWLEDGE_READ.stream, {"payload": "x"})
         await eventually(lambda: len(recorder.seen) == 200)
         await eventually(lambda: raw.xpending(KNOWLEDGE_READ.stream, GROUP)["pending"] == 0)
-        time.now = now_ms()
-        await Janitor(bus, 5).round()
+        timed.now = now_ms()
+        await Janitor(timed, 5).round()
         assert raw.xlen(KNOWLEDGE_READ.stream) > 0
-        time.now += 1_001
-        await Janitor(bus, 5).round()
+        timed.now += 1_001
+        await Janitor(timed, 5).round()
         assert raw.xlen(KNOWLEDGE_READ.stream) == 0
 
 
@@ -336,30 +375,6 @@ async def test_large_finished_entries_are_removed_in_pieces(
     assert called["cmdstat_xtrim"]["calls"] >= pieces
     # to look at large entries takes longer than to free them
     assert not {"cmdstat_xrange", "cmdstat_xread"} & called.keys()
-
-
-@pytest.mark.parametrize("sizes", [[10] * 450, [60_000] * 300, [1_000_000] * 30, [10] * 72 + [400_000] * 60])
-async def test_large_or_small_all_of_what_is_beyond_a_bound_goes_and_no_more_than_a_hundred_at_once(
-    sizes: list[int], bus: Bus, raw: redis.Redis
-) -> None:
-    for size in sizes:
-        raw.xadd(WORK, {"payload": "x" * size})
-    sent: list[tuple[int, int]] = []
-    call = bus.link.call
-
-    async def counted(*command: Any, **options: Any) -> Any:
-        before = raw.xlen(WORK)
-        removed = await call(*command, **options)
-        sent.append((removed, before - raw.xlen(WORK)))
-        return removed
-
-    bus.link.call = counted  # type: ignore[method-assign]
-    removed = await bus._trim_in_steps(WORK, "MAXLEN", 1)
-    assert removed == len(sizes) - raw.xlen(WORK)
-    # up to a node
-    assert raw.xlen(WORK) <= 100
-    assert all(told == gone <= 100 for told, gone in sent)
-    assert sent[-1][0] == 0
 
 
 async def test_a_stream_that_was_shut_by_its_last_id_is_opened_again_and_keeps_its_entries(

@@ -179,10 +179,8 @@ async def test_it_is_kept_fresh_as_soon_as_somebody_has_asked(bus: Bus, raw: red
     # nobody needs it
     assert "cmdstat_zrange" not in raw.info("commandstats")
     await registry.replicas()
-    await announce(bus, info())
-    async with asyncio.timeout(10):
-        while not registry._snapshot:
-            await asyncio.sleep(0.01)
+    await announce(bus, info(tools=[tool("fetch")]))
+    await eventually(lambda: registry.cached("fetch"))
     # a Redis that refuses stops nothing
     raw.delete(REPLICAS)
     raw.set(REPLICAS, "in the way")
@@ -279,3 +277,29 @@ async def test_where_nothing_can_be_written_nobody_is_taken_for_dead(
             while asyncio.get_running_loop().time() < until:
                 assert await registry.served("probe") is not None
                 await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("served", [1, 2, 1_001], ids="{} served".format)
+async def test_registry_remembers_a_thousand_tools_and_forgets_unserved_ones(
+    served: int, bus: Bus, raw: redis.Redis
+) -> None:
+    raw.sadd(KNOWN_TOOLS, *(f"old{n}" for n in range(999)))
+    names = [f"t{n}" for n in range(served)]
+    await announce(bus, info(tools=[tool(name) for name in names]))
+    registry = Registry(bus, 0.0)
+    assert set(await registry.tools()) == set(names)
+    assert raw.scard(KNOWN_TOOLS) == {1: 1_000, 2: 2, 1_001: 0}[served]
+    assert await registry.known("t0") is (served < 1_001)
+
+
+async def test_registry_schema_that_became_stale_is_read_again(bus: Bus, raw: redis.Redis) -> None:
+    registry = Registry(bus, 0.2)
+    await announce(bus, info(tools=[tool("fetch")]), ttl_ms=100)
+    assert registry.cached("fetch") is None
+    assert await registry.served("fetch") == registry.cached("fetch")
+    await eventually(lambda: registry.cached("fetch") is None)
+
+    async def gone() -> bool:
+        return await registry.served("fetch") is None
+
+    await eventually(gone)
