@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import redis
 from support.apps import ProbeSettings, probe
 from support.proxy import Proxy
 from support.services import announced, running
-from support.waiting import always, eventually
+from support.waiting import eventually
 
 from shared.bus.keys import result_key
 from shared.contracts import (
@@ -143,16 +144,21 @@ async def test_the_schema_is_announced_at_start_and_on_request(probing: ProbeSet
         await eventually(lambda: raw.xlen(TOOL_SCHEMA.stream) == 2)
 
 
-async def test_only_an_answer_with_the_calls_own_token_is_heard(
-    probing: ProbeSettings, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def meter() -> Iterator[Meter]:
+    yield metrics.start("asker")
+    metrics.stop()
+
+
+async def test_inbox_answers_without_the_calls_token_are_counted(
+    probing: ProbeSettings, raw: redis.Redis, meter: Meter
 ) -> None:
-    meter = Meter("asker")
-    monkeypatch.setattr(metrics, "_meter", meter)
     async with both(probing) as (client, context):
         asked = [asyncio.create_task(ask(client, f"t{n}", f"c{n}", seconds=0.6)) for n in range(2)]
         await eventually(lambda: runs(raw, "t0") and runs(raw, "t1"))
+        requests = [orjson.loads(fields[b"payload"]) for _, fields in raw.xrange(STREAM)]
+        others = next(request["token"] for request in requests if request["call_id"] == "c1")
         payload = encode(failure(ToolRequest(query_id="1-1", call_id="c0", tool="probe", args={}), "forged"))
-        others = client._waiting["c1"].copy().pop().token
         forged = {"type": "tool.result", "call_id": "c0", "payload": payload}
         for token in ({}, {"token": ""}, {"token": "guessed"}, {"token": others}, {"token": b"\xff\x00"}):
             raw.xadd(context.inbox, {**forged, **token})
@@ -160,30 +166,32 @@ async def test_only_an_answer_with_the_calls_own_token_is_heard(
         raw.xadd(context.inbox, {**forged, "type": "nonsense"})
         raw.xadd(context.inbox, {**forged, "call_id": "c1", "token": others, "payload": "no result"})
         assert [answer.result for answer in await asyncio.gather(*asked)] == ["you said t0", "you said t1"]
-    counted = {why: meter._ignored.labels(why)._value.get() for why in ("late", "token", "malformed", "unknown")}
-    assert counted == {"late": 1, "token": 5, "malformed": 1, "unknown": 1}
+    text = meter.text().decode()
+    counted = dict(re.findall(r'local2_inbox_ignored_total{reason="(\w+)"} (\d)', text))
+    assert counted == {"late": "1", "token": "5", "malformed": "1", "unknown": "1"}
 
 
 async def test_an_answer_without_a_token_is_taken_from_where_its_worker_alone_can_write(
     probing: ProbeSettings, raw: redis.Redis
 ) -> None:
     async with both(probing) as (client, context):
-        asked = asyncio.create_task(ask(client, "x", seconds=30, timeout=20))
-        await eventually(lambda: client._waiting)
+        asked = asyncio.create_task(ask(client, "x", seconds=120, timeout=100))
+        await eventually(lambda: runs(raw, "x"))
         request = ToolRequest(query_id="1-1", call_id="c1", tool="probe", args={})
         for text, write in (("forged", False), ("stored", True)):
             result = encode(failure(request, text))
             raw.xadd(context.inbox, {"type": "tool.result", "call_id": "c1", "payload": result})
             if write:
                 raw.set(result_key("probe", "c1"), result)
-        assert (await asked).error == "stored"
+        # long before the end of the call
+        assert (await asyncio.wait_for(asked, 30)).error == "stored"
 
 
 LAST = "18446744073709551615-18446744073709551615"
 
 
 async def test_an_inbox_that_is_emptied_and_shut_by_its_last_id_is_open_again_within_a_heartbeat(
-    probing: ProbeSettings, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    probing: ProbeSettings, raw: redis.Redis
 ) -> None:
     """Whoever may answer may choose an id, and a length, too."""
     async with both(probing) as (client, context):
@@ -192,8 +200,10 @@ async def test_an_inbox_that_is_emptied_and_shut_by_its_last_id_is_open_again_wi
         raw.execute_command("XADD", context.inbox, "MAXLEN", "0", LAST, "type", "nonsense")
         assert (await asked).result == "you said x"
         await eventually(lambda: raw.xinfo_stream(context.inbox)["last-generated-id"] != LAST.encode())
-        # by message, not by looking the result up
-        monkeypatch.setattr("shared.participant.tool_client._PATIENCE", 60.0)
+        heard: list[str] = []
+        context.on_inbox("note", lambda entry_id, _fields: heard.append(entry_id))
+        raw.xadd(context.inbox, {"type": "note"})
+        await eventually(lambda: heard)
         assert (await ask(client, "y", "c1", timeout=20)).result == "you said y"
 
 
@@ -205,13 +215,6 @@ async def test_what_has_been_read_of_an_inbox_is_removed(probing: ProbeSettings,
                 pipe.xadd(context.inbox, {"type": "nonsense", "junk": "x" * 1_000})
             pipe.execute()
         await eventually(lambda: raw.xlen(context.inbox) < 500, what="it is short again")
-
-
-async def test_older_names_of_a_tool_reach_it(probing: ProbeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("shared.contracts", fromlist=["x"]).TOOL_ALIASES, "old_probe", "probe")
-    async with both(probing) as (client, _):
-        answer = await client.call("old_probe", {"text": "x"}, call_id="c", caller=CALLER, timeout=3)
-    assert (answer.tool, answer.result) == ("probe", "you said x")
 
 
 async def test_a_call_that_is_under_way_when_its_process_leaves_is_told(probing: ProbeSettings) -> None:
@@ -242,19 +245,23 @@ async def test_a_call_is_found_though_the_clocks_of_two_masters_differ(
     assert runs(raw, "x") == 1
 
 
-async def test_a_result_is_looked_for_once_at_a_time(probing: ProbeSettings) -> None:
-    """While Redis is away, looks do not pile up."""
+async def test_tool_call_looks_for_its_result_once_at_a_time(probing: ProbeSettings, raw: redis.Redis) -> None:
+    """While Redis is away, reads of the result do not pile up."""
     async with running(probe, probing), Proxy(probing.redis_url) as proxy:
         await announced(probing.redis_url, "probe")
         async with asking(probing.model_copy(update={"redis_url": proxy.url})) as (client, _):
             await eventually(client.schemas)
-            asked = asyncio.create_task(ask(client, "x", seconds=1.0, timeout=30.0))
-            await eventually(lambda: client._waiting)
+            asked = asyncio.create_task(ask(client, "x", seconds=2.0, timeout=30.0))
+            await eventually(lambda: runs(raw, "x"))
             proxy.freeze()
-            await eventually(lambda: client._looking)
-            await always(lambda: len(client._looking) <= 1, 2.5)
-            proxy.thaw()
-            assert (await asked).result == "you said x"
+            # three reads would be due meanwhile
+            await asyncio.sleep(3.5)
+            with raw.monitor() as monitor:
+                proxy.thaw()
+                assert (await asked).result == "you said x"
+                raw.echo("end")
+                commands = [*iter(lambda: monitor.next_command()["command"], "ECHO end")]
+            assert sum(command == f"GET {result_key('probe', 'c1')}" for command in commands) <= 1
 
 
 async def test_an_earlier_request_that_is_not_finished_is_found_among_many_of_other_calls(
