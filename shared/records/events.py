@@ -40,6 +40,7 @@ class EntryType(StrEnum):
     TOOL_RESULT = "tool.result"
     ATTACHMENTS = "attachments"
     CONTEXT_TRUNCATED = "context.truncated"
+    MODEL_LOADING = "model.loading"
     PERSONA_WORKING = "persona.working"
     PERSONA_DONE = "persona.done"
     COMPLETED = "completed"
@@ -276,6 +277,14 @@ class Truncated(EventData):
     round: int = 0
 
 
+class ModelLoading(EventData):
+    """The model server loads the model before it answers."""
+
+    type = EntryType.MODEL_LOADING
+
+    model: str
+
+
 class PersonaWorking(EventData):
     type = EntryType.PERSONA_WORKING
 
@@ -393,6 +402,7 @@ KnownEvent = (
     | ToolAnswered
     | FilesSent
     | Truncated
+    | ModelLoading
     | PersonaWorking
     | PersonaDone
     | Completed
