@@ -40,7 +40,6 @@ class EntryType(StrEnum):
     TOOL_RESULT = "tool.result"
     ATTACHMENTS = "attachments"
     CONTEXT_TRUNCATED = "context.truncated"
-    MODEL_LOADING = "model.loading"
     PERSONA_WORKING = "persona.working"
     PERSONA_DONE = "persona.done"
     COMPLETED = "completed"
@@ -277,14 +276,6 @@ class Truncated(EventData):
     round: int = 0
 
 
-class ModelLoading(EventData):
-    """The model server loads the model before it answers."""
-
-    type = EntryType.MODEL_LOADING
-
-    model: str
-
-
 class PersonaWorking(EventData):
     type = EntryType.PERSONA_WORKING
 
@@ -402,7 +393,6 @@ KnownEvent = (
     | ToolAnswered
     | FilesSent
     | Truncated
-    | ModelLoading
     | PersonaWorking
     | PersonaDone
     | Completed

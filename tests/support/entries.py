@@ -20,7 +20,6 @@ WHOLE: dict[str, dict[str, Any]] = {
     "tool.result": {**_CALL, "result": ""},
     "attachments": {"files": []},
     "context.truncated": {"dropped_turns": 0, "kept_turns": 0, "prompt_tokens": 0},
-    "model.loading": {"model": "m"},
     "persona.working": {"persona": "Ann", "round": 1},
     "persona.done": {"persona": "Ann", "round": 1},
     "completed": {"answer": "", "thinking": "", "tool_calls": [], "usage": {}, "finish_reason": "stop", "model": "m"},

@@ -58,8 +58,6 @@ class AnswerView:
                 self._line(f"· {new.message or new.code}", "yellow")
             case events.Truncated() as cut:
                 self._line(f"· {_cut(cut)}", "yellow")
-            case events.ModelLoading(model=model):
-                self._line(f"· the server loads the model {model}", "yellow")
             case events.PersonaWorking() as member:
                 self._line(f"· {member.persona}, round {member.round} deliberates", "magenta")
             case events.PersonaDone() as member:

@@ -1357,7 +1357,7 @@ export interface components {
         FilesSent: {
             files: components["schemas"]["SentEarlier"][];
         };
-        JournalEvent: components["schemas"]["ClaimedEvent"] | components["schemas"]["RestartedEvent"] | components["schemas"]["StateEvent"] | components["schemas"]["ThinkingEvent"] | components["schemas"]["AnswerEvent"] | components["schemas"]["MessageEvent"] | components["schemas"]["NoticeEvent"] | components["schemas"]["ToolRequestEvent"] | components["schemas"]["ToolResultEvent"] | components["schemas"]["AttachmentsEvent"] | components["schemas"]["ContextTruncatedEvent"] | components["schemas"]["ModelLoadingEvent"] | components["schemas"]["PersonaWorkingEvent"] | components["schemas"]["PersonaDoneEvent"] | components["schemas"]["CompletedEvent"] | components["schemas"]["FailedEvent"] | components["schemas"]["CancelledEvent"] | components["schemas"]["CritiqueEvent"] | components["schemas"]["PairwiseEvent"] | components["schemas"]["RewardEvent"];
+        JournalEvent: components["schemas"]["ClaimedEvent"] | components["schemas"]["RestartedEvent"] | components["schemas"]["StateEvent"] | components["schemas"]["ThinkingEvent"] | components["schemas"]["AnswerEvent"] | components["schemas"]["MessageEvent"] | components["schemas"]["NoticeEvent"] | components["schemas"]["ToolRequestEvent"] | components["schemas"]["ToolResultEvent"] | components["schemas"]["AttachmentsEvent"] | components["schemas"]["ContextTruncatedEvent"] | components["schemas"]["PersonaWorkingEvent"] | components["schemas"]["PersonaDoneEvent"] | components["schemas"]["CompletedEvent"] | components["schemas"]["FailedEvent"] | components["schemas"]["CancelledEvent"] | components["schemas"]["CritiqueEvent"] | components["schemas"]["PairwiseEvent"] | components["schemas"]["RewardEvent"];
         MessageEvent: {
             id: string;
             /**
@@ -1366,18 +1366,6 @@ export interface components {
              */
             event: "message";
             data: components["schemas"]["ModelMessage"];
-        };
-        ModelLoading: {
-            model: string;
-        };
-        ModelLoadingEvent: {
-            id: string;
-            /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            event: "model.loading";
-            data: components["schemas"]["ModelLoading"];
         };
         ModelMessage: {
             step: number;

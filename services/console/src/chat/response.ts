@@ -62,7 +62,6 @@ export function reduce(state: ResponseState, entry: JournalEvent): boolean {
     case "notice":
     case "attachments":
     case "context.truncated":
-    case "model.loading":
     case "persona.working":
     case "persona.done":
     case "critique":

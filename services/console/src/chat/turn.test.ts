@@ -82,10 +82,6 @@ describe("a journal as a turn", () => {
     expect([turn.critique?.score, turn.reward?.stars, turn.state]).toEqual([4, 5, "completed"]);
   });
 
-  it("notes that the server loads the model", () => {
-    expect(stepsOf(after(["1-1", "model.loading", { model: "m" }]))).toEqual([{ kind: "note", text: "The server loads the model m." }]);
-  });
-
   it("orders ids by their numbers", () => {
     expect(isAfter("10-1", "9-9")).toBe(true);
     expect(isAfter("1-10", "1-9")).toBe(true);

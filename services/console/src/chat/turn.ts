@@ -140,8 +140,6 @@ function notesOf(entry: JournalEvent): string[] {
       return notSent(entry.data);
     case "context.truncated":
       return leftOut(entry.data);
-    case "model.loading":
-      return [`The server loads the model ${entry.data.model}.`];
     case "restarted":
       return ["The model was started again; its unfinished text was discarded."];
     default:

@@ -109,10 +109,6 @@ def test_answer_view_names_turns_and_images_left_out(cut: dict[str, Any], expect
     assert text == f"· the conversation no longer fits the model's context; left out: {expected}\n"
 
 
-def test_answer_view_names_the_model_that_the_server_loads() -> None:
-    assert shown(("1-1", "model.loading", {"model": "m"}))[0] == "· the server loads the model m\n"
-
-
 def test_a_notice_repeated_by_every_attempt_is_shown_once() -> None:
     notice = {"code": "thinking_unsupported", "message": "this model cannot think aloud"}
     assert shown(("1-1", "notice", notice), ("1-2", "notice", notice))[0].count("cannot think") == 1
