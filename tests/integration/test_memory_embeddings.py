@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 from support.memories import MemoryClient, remembering, response
 from support.waiting import eventually
 
-from services.memory import embedding, reembed
+from services.memory import reembed
 from shared.contracts import DEAD_LETTER
-from shared.testing import catalog
+from shared.testing.catalog import embedding
+from shared.testing.model_server import ScriptedModelServer
 
 REFUSALS: dict[str, tuple[int, Any]] = {
     "llama.cpp": (501, {"error": {"code": 501, "message": "This server does not support embeddings."}}),
@@ -25,35 +27,41 @@ REFUSALS: dict[str, tuple[int, Any]] = {
 }
 
 
-class Embedding:
-    """What the scripted server does with texts to embed; `refusal` is (status, body)."""
+class EmbeddingServer(ScriptedModelServer):
+    """A model server that refuses to embed. refusal: (status, body), None: it embeds. longer: by how many numbers a
+    vector is longer than usual. asked: how often it was asked to embed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.refusal: tuple[int, Any] | None = None
+        self.longer = 0
         self.asked = 0
-        usual = catalog.Catalog._embed
+        usual = self.app
 
-        async def embed(own: catalog.Catalog, request: Request) -> Response:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] != "/api/embed":
+                await usual(scope, receive, send)
+                return
             self.asked += 1
-            if self.refusal is None:
-                return await usual(own, request)
-            status, body = self.refusal
-            return Response(status_code=status) if body is None else JSONResponse(body, status)
+            response = self._refused() or self._embedded(await Request(scope, receive).json())
+            await response(scope, receive, send)
 
-        monkeypatch.setattr(catalog.Catalog, "_embed", embed)
-        monkeypatch.setattr(embedding, "_PROBE_SECONDS", 0.1)
-        monkeypatch.setattr(embedding, "_LONGEST_PROBE", 0.2)
+        self.app = app  # type: ignore[assignment]
 
+    def _refused(self) -> Response | None:
+        if self.refusal is None:
+            return None
+        status, body = self.refusal
+        return Response(status_code=status) if body is None else JSONResponse(body, status)
 
-@pytest.fixture(autouse=True)
-def _nobody_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors that are missing are looked for at once, and not every few seconds."""
-    monkeypatch.setattr(reembed, "_PAUSE", 0.1)
+    def _embedded(self, body: dict[str, Any]) -> Response:
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        return JSONResponse({"embeddings": [embedding(text) + [0.0] * self.longer for text in texts]})
 
 
 @pytest.fixture
-def embeddings(monkeypatch: pytest.MonkeyPatch) -> Embedding:
-    return Embedding(monkeypatch)
+def embeddings() -> EmbeddingServer:
+    return EmbeddingServer()
 
 
 async def similar(client: MemoryClient, query: str) -> dict[str, bool]:
@@ -68,10 +76,10 @@ async def degraded(client: MemoryClient) -> str:
 
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=list(REFUSALS))
 async def test_without_embeddings_everything_is_found_by_its_words(
-    redis_url: str, tmp_path: Path, embeddings: Embedding, refusal: tuple[int, Any]
+    redis_url: str, tmp_path: Path, embeddings: EmbeddingServer, refusal: tuple[int, Any]
 ) -> None:
     embeddings.refusal = refusal
-    async with remembering(redis_url, tmp_path, embedding_stand_in=False) as client:
+    async with remembering(redis_url, tmp_path, model_server=embeddings, embedding_stand_in=False) as client:
         said = [response("Where is the harbour?", "In Bergen."), response("word " * 2_000, "A long one.")]
         await client.publish(*said)
         await client.idle()
@@ -90,21 +98,33 @@ async def test_without_embeddings_everything_is_found_by_its_words(
         await client.idle()
         # only the look now and then
         assert embeddings.asked - asked < 10
+
+
+@pytest.mark.slow
+async def test_server_that_embeds_again_gives_everything_a_vector(
+    redis_url: str, tmp_path: Path, embeddings: EmbeddingServer
+) -> None:
+    """Memory asks the server again after ten seconds."""
+    embeddings.refusal = REFUSALS["no key"]
+    async with remembering(redis_url, tmp_path, model_server=embeddings, embedding_stand_in=False) as client:
+        await client.publish(*[response(f"Question {n}?", "Yes.") for n in range(10)])
+        await client.idle()
+        assert not any((await similar(client, "question")).values())
         embeddings.refusal = None
 
         async def whole() -> bool:
-            return await degraded(client) == "" and all((await similar(client, "Bergen harbour")).values())
+            return await degraded(client) == "" and all((await similar(client, "question")).values())
 
-        await eventually(whole, 20, "everything has a vector")
-        assert len(await client.engrams()) == 13
+        await eventually(whole, 40, "everything has a vector")
+        assert len(await client.engrams()) == 10
 
 
 @pytest.mark.model
 async def test_the_built_in_model_finds_what_shares_no_word(
-    redis_url: str, tmp_path: Path, embeddings: Embedding
+    redis_url: str, tmp_path: Path, embeddings: EmbeddingServer
 ) -> None:
     embeddings.refusal = REFUSALS["llama.cpp"]
-    async with remembering(redis_url, tmp_path) as client:
+    async with remembering(redis_url, tmp_path, model_server=embeddings) as client:
         await client.publish(response("What do I like to drink?", "You love coffee with oat milk."))
         await client.idle()
         assert await similar(client, "favourite beverage espresso latte") == {"You love coffee with oat milk.": True}
@@ -119,7 +139,7 @@ async def test_the_built_in_model_finds_what_shares_no_word(
             facts = await client.facts()
             return facts["embedding_in_use"] == "nomic-embed-text" and facts["reembedding"] == 0
 
-        await eventually(moved, 20, "the server makes the vectors")
+        await eventually(moved, 40, "the server makes the vectors")
         await eventually(lambda: _all(client, "coffee oat milk"), 20, "the old one too")
 
 
@@ -130,9 +150,9 @@ async def _all(client: MemoryClient, query: str) -> bool:
 
 @pytest.mark.model
 async def test_vectors_of_the_server_are_kept_for_a_while_when_it_stops_embedding(
-    redis_url: str, tmp_path: Path, embeddings: Embedding, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, tmp_path: Path, embeddings: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with remembering(redis_url, tmp_path) as client:
+    async with remembering(redis_url, tmp_path, model_server=embeddings) as client:
         await client.publish(response("Where is the harbour?", "In Bergen."))
         await client.idle()
         embeddings.refusal = REFUSALS["vLLM"]
@@ -145,18 +165,17 @@ async def test_vectors_of_the_server_are_kept_for_a_while_when_it_stops_embeddin
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["while stopped", "while running"])
 async def test_another_dimension_of_the_same_model_loses_nothing(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+    redis_url: str, tmp_path: Path, embeddings: EmbeddingServer, stopped: bool
 ) -> None:
-    async with remembering(redis_url, tmp_path) as client:
+    async with remembering(redis_url, tmp_path, model_server=embeddings) as client:
         await client.publish(response("Where is the harbour?", "In Bergen."))
         await client.idle()
         assert await similar(client, "harbour") == {"In Bergen.": True}
+        embeddings.longer = 256
         if not stopped:
-            monkeypatch.setattr(catalog, "DIMENSIONS", 2 * catalog.DIMENSIONS)
             await eventually(lambda: _all(client, "where harbour"), 20, "it can be compared again")
             return
-    monkeypatch.setattr(catalog, "DIMENSIONS", 2 * catalog.DIMENSIONS)
-    async with remembering(redis_url, tmp_path) as client:
+    async with remembering(redis_url, tmp_path, model_server=embeddings) as client:
         await eventually(lambda: _all(client, "where harbour"), 20, "it can be compared again")
         assert list(await client.engrams())
 
@@ -168,10 +187,10 @@ async def test_another_dimension_of_the_same_model_loses_nothing(
     ids=str,
 )  # fmt: skip
 async def test_an_odd_answer_delays_what_comes_and_loses_nothing(
-    redis_url: str, tmp_path: Path, embeddings: Embedding, odd: tuple[int, Any]
+    redis_url: str, tmp_path: Path, embeddings: EmbeddingServer, odd: tuple[int, Any]
 ) -> None:
     embeddings.refusal = odd
-    async with remembering(redis_url, tmp_path) as client:
+    async with remembering(redis_url, tmp_path, model_server=embeddings) as client:
         await client.publish(response("Where is the harbour?", "In Bergen."))
 
         async def told() -> bool:

@@ -206,10 +206,12 @@ async def asking(url: str, folder: Path, server: ScriptedModelServer) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def remembering(url: str, folder: Path, rules: Any = (), **values: Any) -> AsyncIterator[MemoryClient]:
+async def remembering(
+    url: str, folder: Path, rules: Any = (), *, model_server: ScriptedModelServer | None = None, **values: Any
+) -> AsyncIterator[MemoryClient]:
     """Serves until the block ends. `values` are settings of memory."""
     async with (
-        ScriptedModelServer(rules) as server,
+        model_server or ScriptedModelServer(rules) as server,
         running(app, memory_settings(url, folder, server.url, **values)),
         asking(url, folder, server) as client,
     ):
