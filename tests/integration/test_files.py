@@ -30,15 +30,12 @@ from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.gateway.http.body import MAX_BODY
-from services.generator.attachments import attached
 from services.generator.service import service as generator
 from services.generator.settings import GeneratorSettings
-from services.memory.documents import Documents
 from services.memory.service import app
 from services.memory.settings import DocumentSettings
-from shared.contracts import MAX_FILE_BODY, MEMORY_READ, RESPONSE_GENERATION
+from shared.contracts import MAX_FILE_BODY, MEMORY_READ, RESPONSE_GENERATION, TOOL_REQUEST
 from shared.errors import Local2Error
-from shared.participant.files import Files
 from shared.testing.model_server import ScriptedModelServer
 from shared.testing.script import Script
 
@@ -387,38 +384,19 @@ async def test_a_text_of_a_question_is_read_by_the_model_and_kept_out_of_the_ses
         assert [turn["query"] for turn in turns] == ["How often do tomatoes want water?"]
 
 
-async def test_a_file_is_read_though_the_clock_of_the_bus_goes_forward_meanwhile(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by a fail-over to another host, behind the question's deadline, and while the file is still being read."""
-    reading = Documents.content
-
-    async def slowly(*args: Any, **kept: Any) -> Any:
-        await asyncio.sleep(0.5)
-        return await reading(*args, **kept)
-
-    async def later(files: Files, *args: Any) -> dict[str, Any]:
-        bus = files._tools._context.bus
-        clock = bus._clock
-        with monkeypatch.context() as patch:
-            patch.setattr(clock, "learn", lambda *_: None)
-            clock._leaps.append((bus.now_ms() / 1000, 3_600.0))
-            clock._offset += 3_600
-            try:
-                return await attached(files, *args)
-            finally:
-                # the next question is not an hour late until the clock is read again
-                clock._leaps.pop()
-                clock._offset -= 3_600
-
-    monkeypatch.setattr(Documents, "content", slowly)
-    monkeypatch.setattr("services.generator.generation.attached", later)
+async def test_file_requests_have_no_deadline_of_the_question(site: Site, server_url: str) -> None:
+    """The bus's clock may be set forward while a file is read, past the question's deadline."""
     async with user(site, "ute") as ute:
         file = await added(ute, NOTES, "notes.md")
-        body = {"query": "How often do tomatoes want water?", "attachments": [file["id"]], "deadline_seconds": 30}
+        body = {"query": "How often do tomatoes want water?", "attachments": [file["id"]], "deadline_seconds": 5}
         answer = await ute.post("/query", json=body)
         assert answer.status_code == 200, answer.text
         assert "every second day" in last_question()["content"]
+    with redis.Redis.from_url(server_url) as raw:
+        requests = raw.xrange(TOOL_REQUEST.for_tool("documents_manage").stream)
+    seconds = [int(fields[b"deadline"]) / 1000 - int(name.partition(b"-")[0]) / 1000 for name, fields in requests]
+    assert seconds
+    assert min(seconds) > 20
 
 
 async def test_a_long_text_of_a_question_comes_in_passages(site: Site) -> None:
