@@ -30,17 +30,17 @@ def gpu_here(root: Path = Path("/")) -> Gpu | None:
     return None
 
 
-def gpu_of(setting: GpuSetting, *, server_here: bool) -> Gpu | None:
-    """The GPU of the model server's host, as far as it is known."""
+def gpu_of(setting: GpuSetting, *, server_here: bool, root: Path = Path("/")) -> Gpu | None:
+    """Return the GPU of the model server's host, as far as it is known. root: as for `gpu_here`."""
     match setting:
         case "nvidia" | "amd":
             return setting
         case "none":
             return None
         case "auto":
-            return gpu_here() if server_here else None
+            return gpu_here(root) if server_here else None
         case "here":
-            return gpu_here()
+            return gpu_here(root)
 
 
 def gpu_note(share: float | None, gpu: Gpu | None) -> str | None:

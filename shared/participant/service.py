@@ -42,7 +42,7 @@ S = TypeVar("S", bound=Settings)
 T = TypeVar("T", bound=AnyPayload)
 _JANITOR_HEARTBEATS = 5
 # For handing over and saying good-bye, after `drain`.
-_LEAVING_SECONDS = 4.0
+LEAVING_SECONDS = 4.0
 # For the last spans, after that.
 _FLUSH_SECONDS = 2.0
 
@@ -392,7 +392,7 @@ async def _until_told(run: Callable[[S, asyncio.Event], Awaitable[None]], settin
     running, told = asyncio.ensure_future(run(settings, stop)), asyncio.create_task(stop.wait())
     await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
-    patience = settings.drain + _LEAVING_SECONDS if stop.is_set() else None
+    patience = settings.drain + LEAVING_SECONDS if stop.is_set() else None
     _, late = await asyncio.wait({running}, timeout=patience)
     for task in late:
         # it waits for Redis, perhaps since its start

@@ -325,4 +325,4 @@ def test_the_build_s_parts_fit_each_other() -> None:
     lock = json.loads((SOURCES / "package-lock.json").read_text())["packages"][""]
     assert lock["dependencies"] == package["dependencies"]
     assert lock["devDependencies"] == package["devDependencies"]
-    assert package["engines"]["node"] == f">={'.'.join(map(str, console_build._NODE_AT_LEAST))}"
+    assert package["engines"]["node"] == f">={'.'.join(map(str, console_build.NODE_AT_LEAST))}"

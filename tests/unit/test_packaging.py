@@ -92,13 +92,13 @@ def test_a_machine_that_has_no_time_for_a_container_does_not_kill_it() -> None:
 
 
 def test_the_time_to_stop_follows_the_time_to_drain() -> None:
-    from shared.participant.service import _LEAVING_SECONDS
+    from shared.participant.service import LEAVING_SECONDS
     from shared.participant.settings import Settings
 
     assert {service["stop_grace_period"] for service in OURS.values()} == {DRAIN}
     fixed, _, default = DRAIN.partition("s${LOCAL2_DRAIN:-")
     assert float(default.rstrip("}s")) == Settings.model_fields["drain"].default
-    assert int(fixed) > _LEAVING_SECONDS
+    assert int(fixed) > LEAVING_SECONDS
 
 
 def compose_is_there() -> bool:

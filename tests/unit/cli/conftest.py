@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def event_head() -> Callable[[str, str], bytes]:
 @pytest.fixture
 def chunk() -> Callable[[bytes], bytes]:
     return lambda data: b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.fixture
+def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package is installed, as far as its metadata say."""
+
+    def absent(name: str) -> Distribution:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(Distribution, "from_name", absent)
 
 
 @pytest.fixture(autouse=True)

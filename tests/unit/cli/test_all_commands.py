@@ -190,7 +190,7 @@ def _sigterm_ends_the_tests() -> Iterator[None]:
 @pytest.fixture(params=["pipe", "80 columns"])
 def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for one in (console, errors):
-        monkeypatch.setattr(one, "_width", 1_000 if request.param == "pipe" else 80)
+        monkeypatch.setattr(one, "width", 1_000 if request.param == "pipe" else 80)
     return str(request.param)
 
 

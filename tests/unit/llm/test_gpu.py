@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from shared.llm import gpu as module
 from shared.llm.gpu import Gpu, GpuSetting, gpu_here, gpu_note, gpu_of
 
 
@@ -55,13 +54,10 @@ def test_a_card_of_amd_counts_when_it_has_memory_of_its_own(
     ],
 )
 def test_the_setting_says_whose_gpu_it_is(
-    monkeypatch: pytest.MonkeyPatch, setting: GpuSetting, server_here: bool, there: Gpu | None
+    tmp_path: Path, setting: GpuSetting, server_here: bool, there: Gpu | None
 ) -> None:
-    def found() -> Gpu:
-        return "nvidia"
-
-    monkeypatch.setattr(module, "gpu_here", found)
-    assert gpu_of(setting, server_here=server_here) == there
+    (tmp_path / "proc/driver/nvidia/gpus/0").mkdir(parents=True)
+    assert gpu_of(setting, server_here=server_here, root=tmp_path) == there
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from support.waiting import eventually
 
 from shared.llm.adapter import WiredChatModel
 from shared.llm.factory import Backend, open_chat_model
@@ -287,13 +288,16 @@ async def test_others_are_asked_by_openais_protocol(answers: dict[str, Any]) -> 
         assert text(await answer(model)) == "in OpenAI's protocol"
 
 
-async def test_an_ollama_that_comes_late_behind_v1_is_found_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.llm.openai_or_ollama._ASK_AGAIN", 0.0)
+async def test_ollama_that_starts_late_behind_v1_is_found() -> None:
     async with ScriptedOllama() as reserved:
         port = int(reserved.url.rpartition(":")[2])
     model = open_chat_model("openai", base_url=f"http://127.0.0.1:{port}/v1")
     assert await model.reachable("small") is not None
     async with ScriptedOllama(port=port) as late:
-        assert text(await answer(model)) == "You asked: hi"
-        assert late.requests[0].path == "/api/chat"
+
+        async def found() -> bool:
+            assert text(await answer(model)) == "You asked: hi"
+            return late.requests[-1].path == "/api/chat"
+
+        await eventually(found, every=0.5)
     await model.aclose()

@@ -8,7 +8,6 @@ from typing import cast
 
 import pytest
 
-from shared.llm import preemption
 from shared.llm.adapter import WiredChatModel
 from shared.llm.port import (
     ChatRequest,
@@ -174,8 +173,7 @@ async def test_a_request_says_how_long_it_may_still_be_put_off() -> None:
     assert users.looks == 0
 
 
-async def test_after_a_query_it_is_quiet_for_a_while_before_a_call_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemption, "_UNSEEN_SECONDS", 60.0)
+async def test_after_a_query_it_is_quiet_for_a_while_before_a_call_begins() -> None:
     model, users = Model(), Users(1)
     model.let.set()
     asked = preemptible(model, users, yield_rest=1.0)

@@ -10,8 +10,7 @@ import pytest
 from services.mcp import stdio
 
 
-async def test_a_program_is_ended_also_when_the_wait_for_its_end_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "_PATIENCE", 0.2)
+async def test_a_program_is_ended_also_when_the_wait_for_its_end_is_cancelled() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     running, leaving = asyncio.Event(), asyncio.Event()
 

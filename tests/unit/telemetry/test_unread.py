@@ -9,13 +9,18 @@ from services.generator.recall import recall
 from shared.participant.settings import Described, stored_values
 from shared.records.journal import EntryType, JournalEntry
 from shared.records.sessions import kept
-from shared.telemetry import unread
 from shared.telemetry.unread import not_understood
+
+# The log remembers so many entries.
+REMEMBERED = 1_000
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread, "_said", {})
+def nothing_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other entries take the place of those that were logged before."""
+    for number in range(REMEMBERED):
+        not_understood("local2:others", f"{number}-0", "no JSON")
+    capsys.readouterr()
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
@@ -38,11 +43,11 @@ def test_it_is_said_once_with_stream_id_and_reason_and_without_the_words(capsys:
     assert len(said(capsys)) == 1
 
 
-def test_what_was_said_takes_bounded_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    for number in range(1_200):
-        not_understood("local2:x", f"{number}-0", "no JSON")
-    assert len(said(capsys)) == 1_200
-    assert len(unread._said) == 1_000
+def test_log_remembers_a_thousand_entries(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [f"{number}-0" for number in range(REMEMBERED + 1)]
+    for entry_id in (*ids, *ids[1:], ids[0]):
+        not_understood("local2:x", entry_id, "no JSON")
+    assert [line["entry_id"] for line in said(capsys)] == [*ids, ids[0]]
 
 
 def test_settings_that_cannot_be_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:

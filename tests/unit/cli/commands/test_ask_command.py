@@ -253,7 +253,6 @@ async def test_why_no_answer_comes_is_said_and_it_is_waited_for(
         writer.write(chunk(END) + b"0\r\n\r\n")
 
     loopback_gateway.play = play
-    monkeypatch.setattr(ask, "QUIET", 0.01)
     out, err = io.StringIO(), Said()
     async with Api(loopback_gateway.settings()) as api, asyncio.timeout(30):
         code = await ask.ask(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from services.cli.commands import doctor
 from services.cli.commands.doctor import World, abilities, examine
-from services.cli.launch.redis_servers import EmbeddedRedisError
+from services.cli.launch.redis_servers import server_binary
 from services.cli.settings import ClientSettings, CriticConfig, ModelConfig, SearchConfig
 from shared.testing.model_server import ScriptedModelServer
 
@@ -41,14 +43,12 @@ def missing(findings: list[doctor.Finding]) -> set[str]:
     return {finding.about for finding in findings if finding.level == "missing"}
 
 
+@pytest.mark.usefixtures("no_wheels")
 async def test_where_nothing_is_reachable_everything_missing_has_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_binary() -> Path:
-        raise EmbeddedRedisError("no Redis server here")
-
-    monkeypatch.setattr(doctor, "server_binary", no_binary)
-    monkeypatch.setattr(doctor, "_DEMO_MODEL", "no-such-wheel")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    server_binary.cache_clear()
     findings = await examine(world(tmp_path))
     assert missing(findings) == {"redis", "model"}
     assert all(finding.remedy for finding in findings if finding.level != "ok")
@@ -420,15 +420,19 @@ async def test_a_redis_that_is_full_is_told_with_what_makes_room(
     assert "LOCAL2_REDIS_MEMORY" in stack.remedy
 
 
-def test_what_the_demonstration_model_lacks_of_the_system_is_said_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_missing_library_of_the_demonstration_model_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: name)
-    assert doctor._demo().level == "note"
-    monkeypatch.undo()
-    monkeypatch.setattr(doctor, "_OPENMP", "libnotthere.so.1")
-    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
-    found = doctor._demo()
-    assert (found.level, "needs libnotthere.so.1" in found.text) == ("missing", True)
+    def absent(_name: str) -> None:
+        raise OSError
+
+    # a default, which no setting names
+    config = ModelConfig(ollama_host=NOWHERE)
+    config.model_fields_set.clear()
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: name)
+    assert (await doctor.model(world(tmp_path, model=config)))[-1].level == "note"
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    found = (await doctor.model(world(tmp_path, model=config)))[-1]
+    assert (found.level, "needs libgomp.so.1" in found.text) == ("missing", True)
     assert "apt-get install libgomp1" in found.remedy

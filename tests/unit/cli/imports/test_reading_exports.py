@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.imports import chatgpt, files, letta, openwebui
+from services.cli.imports import chatgpt, letta, openwebui
 from services.cli.imports.files import documents
 from services.cli.imports.talks import Found, Said, Talk, Turn, milliseconds, turns_of
 from services.cli.local_files import FileTrouble
@@ -301,7 +301,7 @@ def test_json_lines_are_a_list(tmp_path: Path) -> None:
     assert list(documents(path, openwebui.NAMES)) == [("all.jsonl", [{"a": 1}, {"a": 2}])]
 
 
-def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     cases: dict[str, bytes] = {"half.json": b'[{"a": 1', "empty.json": b" ", "binary.json": b"\x00\xff"}
     for name, raw in cases.items():
         (tmp_path / name).write_bytes(raw)
@@ -315,6 +315,7 @@ def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path, monkeypatch: p
     (tmp_path / "broken.zip").write_bytes(b"PK\x05\x06" + b"\x01" * 18)
     with pytest.raises(FileTrouble, match=r"cannot be read|is not JSON"):
         list(documents(tmp_path / "broken.zip", chatgpt.NAMES))
-    monkeypatch.setattr(files, "MAX_BYTES", 4)
+    with (tmp_path / "large.json").open("wb") as sparse:
+        sparse.truncate(500 * 1024**2 + 1)
     with pytest.raises(FileTrouble, match="split it"):
-        list(documents(tmp_path / "half.json", openwebui.NAMES))
+        list(documents(tmp_path / "large.json", openwebui.NAMES))

