@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support.guard import guard
 from support.redis_servers import unsynced
+from support.virtual_time import VirtualLoop
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
@@ -31,6 +32,8 @@ from shared.telemetry.logging import configure
 HEARTBEAT = 0.2
 # The bus is tried on the event loop that all participants run on.
 _ON_UVLOOP = re.compile(r"/(integration/test_(bus|journal|registry)|unit/bus/|contract/bus/)")
+# Pauses of these tests pass at once.
+_IN_VIRTUAL_TIME = re.compile(r"/unit/generator/test_journal_steps")
 # every process that a test starts, and every worker of pytest, would compile all of it anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -51,6 +54,8 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
     """Which event loop a test runs on."""
     if _ON_UVLOOP.search(item.path.as_posix()):
         return {"uvloop": uvloop.new_event_loop}
+    if _IN_VIRTUAL_TIME.search(item.path.as_posix()):
+        return {"virtual": VirtualLoop}
     return {"asyncio": asyncio.new_event_loop}
 
 

@@ -164,6 +164,7 @@ class Retention:
             log.info("retention.removed", kind=kind.name, days=days, count=count)
 
     async def _courtesy(self) -> None:
-        until = time.monotonic() + _PATIENCE
-        while await self._answering() and time.monotonic() < until:
+        now = asyncio.get_running_loop().time
+        until = now() + _PATIENCE
+        while await self._answering() and now() < until:
             await asyncio.sleep(_REST)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ from services.generator.recall import Recall
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps
 from shared.contracts import Outgoing, ToolCallRecord, ToolResultMessage
+from shared.envelope import now_ms
 from shared.llm.port import (
     ChatRequest,
     ContextOverflow,
@@ -89,14 +92,21 @@ class Model:
     def __init__(self, *calls: Sequence[Any]) -> None:
         self._calls = list(calls)
         self.requests: list[ChatRequest] = []
+        self.times: list[float] = []
         self.known = ModelFacts()
         self.closed = 0
+
+    @property
+    def pauses(self) -> list[float]:
+        """The seconds between two requests, in virtual time (see conftest.py)."""
+        return [later - earlier for earlier, later in pairwise(self.times)]
 
     async def facts(self, _model: str) -> ModelFacts:
         return self.known
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Any, None]:
         self.requests.append(request)
+        self.times.append(asyncio.get_running_loop().time())
         try:
             for said in self._calls.pop(0):
                 if isinstance(said, ModelFacts):
@@ -145,6 +155,7 @@ class Run:
         *calls: Sequence[Any],
         settings: dict[str, Any] | None = None,
         facts: dict[str, Any] | None = None,
+        query_id: str = "1-0",
         **steps: Any,
     ) -> None:
         self.journal, self.model, self.tools = Journal(), Model(*calls), Tools()
@@ -154,9 +165,9 @@ class Run:
         )
         deps = deps_of(context, model=self.model, tools=self.tools)
         message = SimpleNamespace(
-            entry_id="1-0", payload=SimpleNamespace(attachments=None), deliveries=steps.pop("deliveries", 1)
+            entry_id=query_id, payload=SimpleNamespace(attachments=None), deliveries=steps.pop("deliveries", 1)
         )
-        self.run = run_of(deps, self.journal, Caller("1-0"), replay=self.recall, message=message)
+        self.run = run_of(deps, self.journal, Caller(query_id), replay=self.recall, message=message)
         history = steps.pop("history", [])
         self.conversation = Conversation([{"role": "system", "content": "Be kind."}], history)
         options = {"allowed": None, "options": {"seed": 1}, "model_name": "m", **steps}
@@ -164,24 +175,6 @@ class Run:
 
     async def asks(self, with_tools: bool = True, form: dict[str, Any] | None = None, step: int = 0) -> Reply:
         return await self.steps.model(step, [QUESTION], with_tools=with_tools, form=form)
-
-
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses before another try, which pass at once."""
-    found: list[float] = []
-    real = asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        found.append(seconds)
-        await real(0)
-
-    monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda _low, high: high))
-    others = ("get_running_loop",)
-    monkeypatch.setattr(
-        module, "asyncio", SimpleNamespace(sleep=sleep, **{name: getattr(asyncio, name) for name in others})
-    )
-    return found
 
 
 async def test_a_reply_is_asked_for_as_it_is_set_and_written_whole() -> None:
@@ -335,7 +328,7 @@ async def test_text_of_a_call_that_nobody_will_finish_is_taken_back_once() -> No
 
 @pytest.mark.parametrize("fault", [StreamInterrupted("cut"), ModelOverloaded("busy"), ModelUnavailable("away")])
 async def test_what_broke_off_is_asked_again_and_what_was_seen_of_it_taken_back(
-    fault: Exception, pauses: list[float]
+    fault: Exception,
 ) -> None:
     run = Run(
         [fault], [TextDelta("half"), fault], [ThinkingDelta("hm"), fault], [TextDelta("whole"), DONE],
@@ -344,13 +337,13 @@ async def test_what_broke_off_is_asked_again_and_what_was_seen_of_it_taken_back(
     if isinstance(fault, StreamInterrupted):
         with pytest.raises(StreamInterrupted):
             await run.asks()
-        assert (len(run.model.requests), pauses) == (3, [])
+        assert (len(run.model.requests), run.model.pauses) == (3, [0, 0])
         assert len(run.journal.of(EntryType.RESTARTED)) == 2
         return
     assert (await run.asks()).content == "whole"
     assert run.run.waits_for == ""
     # doubled each time
-    assert pauses == pytest.approx([0.25 * 1.2, 0.5 * 1.2, 1.2])
+    assert run.model.pauses == pytest.approx([0.25, 0.5, 1.0], rel=0.21)
     (notice,) = run.journal.of(EntryType.NOTICE)
     assert notice == {"code": "model_waiting", "message": f"waiting for the model: {fault}"}
     # nothing was seen of the first try
@@ -365,11 +358,11 @@ async def test_what_broke_off_is_asked_again_and_what_was_seen_of_it_taken_back(
     assert run.model.closed == 4
 
 
-async def test_pauses_grow_to_five_seconds(pauses: list[float]) -> None:
+async def test_pauses_grow_to_five_seconds() -> None:
     run = Run(*[[ModelOverloaded("busy")]] * 7, [TextDelta("x"), DONE])
     await run.asks()
-    # and a fifth more at most
-    assert [round(seconds / 1.2, 6) for seconds in pauses] == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    # each up to a fifth shorter or longer, so that replicas do not ask together
+    assert run.model.pauses == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0], rel=0.21)
 
 
 async def test_a_call_that_gave_way_to_others_is_made_again() -> None:
@@ -472,7 +465,7 @@ async def test_no_longer_answer_is_asked_for_than_the_window_has_room_for(window
     assert most - (60 if window == 1_000 else 0) <= asked <= most
 
 
-async def test_an_answer_that_went_in_circles_is_told_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_went_in_circles_is_told_without_them() -> None:
     text = "It is so. " + "and on " * 400
     run = Run([ThinkingDelta("hm"), TextDelta(text), Finish("loop", 100, 5, "m")], labels={"persona": "P"})
     reply = await run.asks()
@@ -489,12 +482,6 @@ async def test_an_answer_that_went_in_circles_is_told_without_them(monkeypatch: 
     bare = Run([TextDelta("x" * 9_000), Finish("loop", 100, 5, "m")])
     assert len((await bare.asks()).content) < 200
     assert len(bare.journal.of(EntryType.THINKING)) == 0
-    monkeypatch.setattr(module, "without_loop", lambda text: "")
-    empty = Run([TextDelta("x"), Finish("loop", 100, 5, "m")])
-    assert (await empty.asks()).content == ""
-    assert [kind for kind, _ in empty.journal.entries] == [
-        EntryType.ANSWER, EntryType.RESTARTED, EntryType.NOTICE, EntryType.MESSAGE,
-    ]  # fmt: skip
 
 
 async def test_silence_is_a_reply_too() -> None:
@@ -541,18 +528,21 @@ async def test_the_first_words_are_measured_once_and_not_of_an_answer_taken_over
         assert facts.get("first_words", {"count": 0})["count"] == count
 
 
-@pytest.mark.parametrize(("age", "seconds"), [(2_500, 2.5), (-40, 0.0)])
-async def test_how_long_the_first_words_took_is_added_up_and_measured(
-    age: int, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[float] = []
-    monkeypatch.setattr(module, "age_ms", lambda query_id: {"1-0": age}[query_id])
-    monkeypatch.setattr(metrics, "_meter", SimpleNamespace(first_token=measured.append))
-    facts: dict[str, Any] = {}
-    for said in (ThinkingDelta("hm"), TextDelta("a")):
-        await Run([said, DONE], facts=facts).asks()
-    assert facts["first_words"] == {"count": 2, "seconds": 2 * seconds}
-    assert measured == [seconds] * 2
+@pytest.mark.parametrize(("age_ms", "seconds"), [(2_500, 2.5), (-60_000, 0.0)])
+async def test_seconds_until_the_first_words_are_added_up_and_measured(age_ms: int, seconds: float) -> None:
+    meter = metrics.start("generator")
+    try:
+        facts: dict[str, Any] = {}
+        for said in (ThinkingDelta("hm"), TextDelta("a")):
+            await Run([said, DONE], facts=facts, query_id=f"{now_ms() - age_ms}-0").asks()
+        text = meter.text().decode()
+    finally:
+        metrics.stop()
+    assert facts["first_words"]["count"] == 2
+    assert facts["first_words"]["seconds"] == pytest.approx(2 * seconds, abs=0.5)
+    total = re.search(r"local2_\w*first_token\w*_sum (\S+)", text)
+    assert total is not None
+    assert float(total[1]) == pytest.approx(2 * seconds, abs=0.5)
 
 
 async def test_calls_are_written_before_they_are_made_with_a_token_of_their_own() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import orjson
 import pytest
+from support.virtual_time import run_virtually
 
-from shared.participant import retention
-from shared.participant.retention import _LOOK_SECONDS, DAY_MS, Census, Kind, Retention, WatchedClock
+from shared.participant.retention import DAY_MS, Census, Kind, Retention, WatchedClock
+from shared.telemetry.logging import configure
 
 # A day in 2026, in ms.
 _NOW = 1_780_000_000_000
@@ -24,6 +26,9 @@ class World:
         self.seconds = 0.0
         self.astray_ms = 0
         self.busy = 0
+        self.looks = 0
+        # what happens before each removal
+        self.before: Callable[[], object] = lambda: None
         self.settings = SimpleNamespace(keep_days_things=days)
         bus = SimpleNamespace(learn_time=self._told, now_ms=lambda: self.now)
         registry = SimpleNamespace(replicas=self._replicas)
@@ -45,7 +50,7 @@ class World:
             await self.retention.look()
 
     async def _told(self) -> None:
-        pass
+        self.looks += 1
 
     async def _replicas(self) -> list[Any]:
         return self._there
@@ -58,6 +63,7 @@ class World:
 
     async def _remove(self, before: int) -> AsyncGenerator[int, None]:
         for one in [thing for thing in self.things if thing < before]:
+            self.before()
             self.things.remove(one)
             yield 1
 
@@ -71,12 +77,16 @@ async def test_what_is_older_than_its_days_goes_and_the_rest_stays() -> None:
     assert world.things == [FRESH]
 
 
-async def test_how_much_was_removed_is_told_once_and_nothing_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(retention, "log", SimpleNamespace(info=lambda event, **what: told.append({event: what})))
-    world = World(OLD, OLD + 1, FRESH)
-    await world.passes(12 * 60)
-    assert told == [{"retention.removed": {"kind": "things", "days": 30, "count": 2}}]
+async def test_retention_logs_how_much_it_removed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    try:
+        world = World(OLD, OLD + 1, FRESH)
+        await world.passes(12 * 60)
+    finally:
+        configure("warning", "json")
+    (line,) = [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
+    told = {name: line[name] for name in ("event", "kind", "days", "count")}
+    assert told == {"event": "retention.removed", "kind": "things", "days": 30, "count": 2}
 
 
 async def test_without_days_nothing_is_ever_removed() -> None:
@@ -140,44 +150,35 @@ async def test_a_clock_that_was_put_right_is_asked_again_without_waiting_for_the
     assert world.things == []
 
 
-async def test_the_clock_is_looked_at_now_and_then_and_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[object] = []
+def test_retention_looks_at_the_clock_now_and_then() -> None:
+    async def main() -> int:
+        world = World()
+        running = asyncio.create_task(world.retention.run())
+        await asyncio.sleep(3_600)
+        running.cancel()
+        return world.looks
 
-    async def look() -> None:
-        said.append("look")
-
-    async def sleep(seconds: float) -> None:
-        said.append(seconds)
-        if len(said) == 4:
-            raise asyncio.CancelledError
-
-    keeper = World().retention
-    monkeypatch.setattr(keeper, "look", look)
-    monkeypatch.setattr("shared.participant.retention.asyncio.sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        await keeper.run()
-    assert said == ["look", _LOOK_SECONDS] * 2
+    assert 10 <= run_virtually(main()) <= 100
 
 
-async def test_while_somebody_is_answered_each_step_waits_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(OLD, OLD - 1, OLD - 2)
-    world.busy = 1
-    waited: list[tuple[float, int]] = []
-    clock = SimpleNamespace(monotonic=lambda: sum(seconds for seconds, _ in waited))
+def test_retention_step_waits_while_an_answer_is_written() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        world = World(OLD, OLD - 1, OLD - 2)
+        world.busy = 1
+        removed: list[float] = []
+        world.before = lambda: removed.append(loop.time())
+        looking = asyncio.create_task(world.passes(20))
+        await asyncio.sleep(45)
+        # half a minute for each step at most
+        assert len(removed) == 2
+        assert 29 <= removed[1] - removed[0] <= 31
+        world.busy = 0
+        await asyncio.sleep(5)
+        assert looking.done()
+        assert world.things == []
 
-    async def sleep(seconds: float) -> None:
-        waited.append((seconds, len(world.things)))
-        if not world.things:
-            world.busy = 0
-
-    monkeypatch.setattr(retention, "time", clock)
-    monkeypatch.setattr(retention, "asyncio", SimpleNamespace(sleep=sleep))
-    await world.passes(20)
-    left = [things for _, things in waited]
-    # half a minute for each at most, and no longer than somebody waits
-    assert sum(seconds for seconds, things in waited if things == 2) == 30.0
-    assert (left.count(1), left.count(0)) == (left.count(2), 1)
-    assert world.things == []
+    run_virtually(main())
 
 
 async def test_one_replica_of_several_does_it() -> None:
@@ -187,32 +188,29 @@ async def test_one_replica_of_several_does_it() -> None:
     assert (first.things, second.things) == ([], [OLD])
 
 
-async def test_who_thinks_better_of_it_stops_what_has_begun() -> None:
+async def test_retention_stops_when_its_setting_changes() -> None:
     world = World(*range(1, 11))
 
-    async def then(before: int) -> AsyncGenerator[int, None]:
-        async for removed in world._remove(before):
-            if len(world.things) == 7:
-                world.settings.keep_days_things = 0
-            yield removed
+    def change() -> None:
+        if len(world.things) == 8:
+            world.settings.keep_days_things = 0
 
-    world.retention._kinds = [Kind("things", "keep_days_things", world._census, then)]
+    world.before = change
     await world.passes(20)
     assert len(world.things) == 7
 
 
-async def test_what_fails_is_tried_again_at_the_next_look() -> None:
+async def test_retention_that_fails_tries_again_at_the_next_look() -> None:
     world = World(OLD)
 
-    async def failing(_before: int) -> AsyncGenerator[int, None]:
+    def fail() -> None:
+        world.before = lambda: None
         raise ConnectionError("away")
-        yield 0
 
-    whole = world.retention._kinds
-    world.retention._kinds = [Kind("things", "keep_days_things", world._census, failing)]
+    world.before = fail
     with pytest.raises(ConnectionError):
         await world.passes(20)
-    world.retention._kinds = whole
+    assert world.things == [OLD]
     await world.passes(1)
     assert world.things == []
 
