@@ -73,7 +73,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     # The first query of a new stack must find all tools.
     await context.registry.replicas()
     await _tell_members(context)
-    await _look(context, model)
+    await describe_model(context, model)
     rewards = Rewards(context.bus, context.participant, settings.respondent_id, settings.retention)
     manage = Manage(deps)
 
@@ -108,10 +108,10 @@ async def _tell_members(context: Context[GeneratorSettings]) -> None:
 async def _watch_backend(context: Context[GeneratorSettings], model: ChatModel) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        await _look(context, model)
+        await describe_model(context, model)
 
 
-async def _look(context: Context[GeneratorSettings], model: ChatModel) -> None:
+async def describe_model(context: Context[GeneratorSettings], model: ChatModel) -> None:
     """Write the model, and whether it is reachable, to the registry."""
     settings = context.settings
     reason = await model.reachable(settings.model)

@@ -68,7 +68,7 @@ async def enforce_quota(bus: Bus) -> int:
     for kind, sizes in kinds.items():
         if kind == _REQUESTS:
             sizes = await _empty(bus, sizes)
-        gone = _largest_above(sizes, quota)
+        gone = largest_above(sizes, quota)
         if not gone:
             continue
         log.error("bus.quota_exceeded", kind=kind.decode(), keys=len(gone), bytes=sum(size for size, _ in gone))
@@ -103,7 +103,7 @@ async def _sizes(bus: Bus, keys: Sequence[bytes]) -> list[int]:
     return [size if isinstance(size, int) else 0 for size in sizes]
 
 
-def _largest_above(sizes: list[tuple[int, bytes]], quota: int) -> list[tuple[int, bytes]]:
+def largest_above(sizes: list[tuple[int, bytes]], quota: int) -> list[tuple[int, bytes]]:
     """Return the largest keys, so many that the others together stay within the quota."""
     total = sum(size for size, _ in sizes)
     gone = []

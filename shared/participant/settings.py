@@ -125,7 +125,7 @@ class Settings(BaseSettings):
         # This class itself holds what all participants share, and is loaded for any of them.
         checked = cls.whole and cls is not Settings
         defaults, section = map(cls._by_field, _from_yaml(participant, cls._names() if checked else None))
-        general, own = (_Environment(cls, participant, own=own).read() for own in (False, True))
+        general, own = (Environment(cls, participant, own=own).read() for own in (False, True))
         for_all = {**defaults, **general}
         for_one = {**{name: value for name, value in section.items() if name not in general}, **own}
         try:
@@ -281,7 +281,7 @@ def own_prefix(participant: str) -> str:
     return f"{ENV_PREFIX}{participant.upper().replace('-', '_')}_"
 
 
-class _Environment(EnvSettingsSource):
+class Environment(EnvSettingsSource):
     """The environment as one participant hears it: its `own` names, or the general ones. Empty is as if not set."""
 
     def __init__(self, settings_cls: type[Settings], participant: str, *, own: bool) -> None:

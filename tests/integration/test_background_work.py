@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.apps import Probe, ProbeSettings, probe
+from support.apps import Probe, ProbeSettings
 from support.services import announced, running
 from support.waiting import eventually
 
@@ -25,9 +26,6 @@ from services.gateway.queries.sse import KEEP_ALIVE
 from shared.bus import Bus
 from shared.bus.keys import settings_key
 from shared.contracts import QUERY_CANCEL, SETTINGS_UPDATE, QueryCancel, SettingsUpdate
-from shared.envelope import Message
-from shared.errors import BusUnavailable
-from shared.participant import background, service
 from shared.participant.service import open_context
 from shared.participant.tool import Run, ToolResult, tool_service
 from shared.participant.tool_client import Caller, ToolClient
@@ -49,56 +47,25 @@ def shown(level: str) -> bool:
     return "probe.level" in written.getvalue()
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begun again without a long pause."""
-    monkeypatch.setattr(background.run_supervised, "__kwdefaults__", {"first_pause": 0.01})
+async def test_setting_changed_while_a_replica_starts_reaches_it(redis_url: str, raw: redis.Redis) -> None:
+    """The change comes between reading the stored values and following the changes."""
 
-
-async def test_an_observer_whose_start_fails_begins_again(
-    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis may be away in the moment in which the newest entry is asked for."""
-    heard: list[str] = []
-
-    async def note(message: Message[QueryCancel]) -> None:
-        heard.append(message.payload.query_id)
-
-    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2)
-    async with open_context("probe", settings) as context:
-        newest, asked = context.bus.newest, 0
-
-        async def away_at_first(stream: str) -> str:
-            nonlocal asked
-            asked += 1
-            if asked == 1:
-                raise BusUnavailable("not now")
-            return await newest(stream)
-
-        monkeypatch.setattr(context.bus, "newest", away_at_first)
-        context.observe(QUERY_CANCEL, note)
-        await eventually(lambda: asked == 2)
-        await eventually(lambda: QUERY_CANCEL.stream in context.tail._followers)
-        await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="q1")))
-        await eventually(lambda: heard == ["q1"])
-
-
-async def test_a_setting_that_changes_while_a_replica_starts_reaches_it(
-    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between reading what was kept and listening for changes."""
-    read = service._stored_settings
-
-    async def changed_right_after(bus: Bus, participant: str, settings: Any) -> Any:
-        found = await read(bus, participant, settings)
+    def change_after_read() -> None:
+        with raw.monitor() as monitor:
+            started.set()
+            while monitor.next_command()["command"] != f"HGETALL {settings_key('probe')}":
+                pass
         # as the gateway does
-        raw.hset(settings_key(participant), "concurrency", b"7")
-        await bus.publish(SETTINGS_UPDATE.of(SettingsUpdate(participant=participant, values={"concurrency": 7})))
-        return found
+        raw.hset(settings_key("probe"), "concurrency", b"7")
+        update = SETTINGS_UPDATE.of(SettingsUpdate(participant="probe", values={"concurrency": 7}))
+        raw.xadd(SETTINGS_UPDATE.stream, {"payload": update.envelope.payload})
 
-    monkeypatch.setattr(service, "_stored_settings", changed_right_after)
+    started = threading.Event()
+    changing = asyncio.create_task(asyncio.to_thread(change_after_read))
+    await asyncio.to_thread(started.wait)
     settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, concurrency=3)
     async with open_context("probe", settings) as context:
+        await changing
         await eventually(lambda: context.settings.concurrency == 7)
 
 
@@ -163,26 +130,6 @@ async def test_the_level_of_the_log_is_changed_while_it_runs_and_kept(redis_url:
         await eventually(lambda: shown("debug"))
 
 
-async def test_a_call_whose_look_for_the_result_fails_is_told(
-    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, effects_url=redis_url)
-
-    async def broken(self: ToolClient, call: Any) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(ToolClient, "_look", broken)
-    async with running(probe, settings):
-        await announced(redis_url, "probe")
-        async with open_context("asker", settings) as context:
-            client = ToolClient(context)
-            await eventually(client.schemas)
-            args = {"text": "x", "seconds": 30.0}
-            with pytest.raises(RuntimeError, match="a bug"):
-                await client.call("probe", args, call_id="c1", caller=Caller("1-0"), timeout=0.2)
-            await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="1-0")))
-
-
 async def test_an_entry_that_cannot_be_shown_ends_no_tap(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,25 +169,6 @@ async def test_a_process_that_is_no_longer_supervised_is_told_at_once(
     async with Supervisor(LogView(out), tmp_path, grace=1) as stack:
         stack.start([ChildSpec("web_fetch", ["true"])])
         await eventually(lambda: "web_fetch is no longer supervised (RuntimeError('a bug'))" in out.getvalue())
-
-
-async def test_a_failure_that_nobody_waits_for_reaches_the_log(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from shared.participant.service import _until_told
-
-    async def run(_settings: Any, stop: asyncio.Event) -> None:
-        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
-        await asyncio.sleep(0)
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await _until_told(run, ProbeSettings(redis_url="redis://unused"))
-    finally:
-        loop.set_exception_handler(None)
-    assert "background.unhandled" in capfd.readouterr().err
 
 
 def test_the_counter_is_declared() -> None:

@@ -30,7 +30,7 @@ from shared.bus.keys import FAMILIES
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, ToolRequest
 from shared.errors import DecodeError
 from shared.participant.janitor import Janitor
-from shared.participant.quota import _largest_above, enforce_quota, quota_kind
+from shared.participant.quota import enforce_quota, largest_above, quota_kind
 from shared.participant.registry import RELEASE, Registry, ReplicaInfo, announcing
 from shared.participant.service import open_context
 from shared.participant.settings import Settings
@@ -322,10 +322,10 @@ def test_keys_that_a_worker_may_write_have_a_quota() -> None:
 
 def test_what_one_kind_of_key_holds_above_its_share_goes_largest_first() -> None:
     sizes = [(30, b"a"), (5, b"b"), (40, b"c"), (10, b"d")]
-    assert _largest_above(sizes, 85) == []
-    assert _largest_above(sizes, 84) == [(40, b"c")]
-    assert _largest_above(sizes, 14) == [(40, b"c"), (30, b"a"), (10, b"d")]
-    assert _largest_above(sizes, 0) == sorted(sizes, reverse=True)
+    assert largest_above(sizes, 85) == []
+    assert largest_above(sizes, 84) == [(40, b"c")]
+    assert largest_above(sizes, 14) == [(40, b"c"), (30, b"a"), (10, b"d")]
+    assert largest_above(sizes, 0) == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize("limit", ["0", "64mb"])

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.apps import ProbeSettings, probe
+from support.apps import Probe, ProbeSettings
 from support.http_gateway import gateway_settings, generating, serving
 from support.http_stack import ModelProcess
 from support.services import announced
@@ -23,8 +23,9 @@ from support.waiting import always, eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
-from shared.contracts import DEAD_LETTER, TOOL_REQUEST, TOOL_SCHEMA
+from shared.contracts import DEAD_LETTER, TOOL_REQUEST, TOOL_SCHEMA, ToolRequest
 from shared.participant.service import open_context
+from shared.participant.tool import Tool, ToolResult, open_tools
 
 REASONS = {
     "memory": "the bus is out of memory",
@@ -178,10 +179,18 @@ async def test_a_worker_whose_redis_fills_up_while_it_opens_its_tool_serves_and_
     redis_server: EmbeddedRedis, tmp_path: Path
 ) -> None:
     settings = ProbeSettings(redis_url=redis_server.url, data_dir=tmp_path / "probe", heartbeat=0.2)
+
+    async def run(_args: Probe, _request: ToolRequest) -> ToolResult:
+        raise AssertionError
+
+    @contextlib.asynccontextmanager
+    async def tools(_settings: ProbeSettings) -> AsyncIterator[list[Tool[Probe]]]:
+        yield [Tool("probe", Probe, run)]
+
     with redis.Redis.from_url(redis_server.url) as raw:
         async with open_context("probe", settings) as context:
             raw.config_set("maxmemory", 1)
-            async with probe._build(context) as works:
+            async with open_tools(context, tools) as works:
                 assert [work.stream for work in works] == [TOOL_REQUEST.for_tool("probe").stream]
                 await asyncio.sleep(0.1)
                 raw.config_set("maxmemory", 0)

@@ -49,11 +49,6 @@ def follow(feed: Feed, after: str = "0-0") -> Follower:
     return Follower(feed, "stream", after)
 
 
-def waits(follower: Follower) -> bool:
-    """Whether it has all that it knows of."""
-    return not follower._missing and not follower._offered
-
-
 def numbers(found: list[Entry]) -> list[int]:
     return [order(one[0])[1] for one in found]
 
@@ -71,7 +66,6 @@ async def caught_up(feed: Feed, *there: int) -> Follower:
         break
     assert await follower.next(within=0.01) == []
     assert feed.joined == [follower]
-    assert waits(follower)
     return follower
 
 
@@ -125,9 +119,7 @@ async def test_what_is_offered_while_nobody_asks_is_kept() -> None:
     follower = await caught_up(feed, 1)
     offer(follower, 1, 2)
     offer(follower, 2, 3)
-    assert not waits(follower)
     assert numbers(await follower.next()) == [2, 3]
-    assert waits(follower)
 
 
 async def test_what_was_seen_already_is_not_told_again() -> None:
@@ -157,7 +149,6 @@ async def test_follower_reads_once_more_when_offered_entry_is_gone() -> None:
     before = len(feed.reads)
     offer(follower, 3, 4)
     assert await follower.next(within=0.05) == []
-    assert waits(follower)
     assert feed.reads[before:] == [("(1-1", 16)] * 2
     feed.held.append(entry(6))
     offer(follower, 5, 6)
@@ -179,24 +170,6 @@ async def test_what_comes_in_the_moment_in_which_a_wait_ends_is_taken() -> None:
     assert errors == []
 
 
-async def test_a_wait_that_ended_before_its_time_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = await caught_up(Feed(1), 1)
-    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
-    call_at = loop.call_at
-
-    def at(*when: Any, **more: Any) -> asyncio.TimerHandle:
-        timers.append(call_at(*when, **more))
-        return timers[-1]
-
-    monkeypatch.setattr(loop, "call_at", at)
-    waiting = asyncio.create_task(follower.next(within=3_600))
-    await asyncio.sleep(0)
-    offer(follower, 1, 2)
-    assert numbers(await waiting) == [2]
-    assert timers
-    assert all(timer.cancelled() for timer in timers)
-
-
 async def test_follower_reads_stream_after_gap_between_offers() -> None:
     feed = Feed(1)
     follower = await caught_up(feed, 1)
@@ -211,7 +184,6 @@ async def test_being_told_to_look_is_believed_once() -> None:
     follower = await caught_up(feed, 1)
     reads = len(feed.reads)
     follower.wake()
-    assert not waits(follower)
     assert await follower.next(within=0.01) == []
     assert len(feed.reads) == reads + 1
     feed.held.append(entry(2))
@@ -231,28 +203,25 @@ async def test_who_waits_is_woken_by_a_look() -> None:
     assert numbers(await asyncio.wait_for(waiting, 5)) == [2]
 
 
-async def test_follower_of_slow_reader_stores_few_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shared.bus.follow._MAX_OFFERED_BYTES", 100)
+async def test_follower_of_slow_reader_drops_offers_above_a_limit_and_reads_them() -> None:
     feed = Feed(1)
     follower = await caught_up(feed, 1)
-    offer(follower, 1, 2, size=100)
-    assert len(follower._offered) == 1
-    offer(follower, 2, 3, size=1)
-    assert len(follower._offered) == 0
-    offer(follower, 3, 4, size=1)
-    assert len(follower._offered) == 0
-    feed.held += [entry(n) for n in (2, 3, 4)]
-    assert numbers(await follower.next()) == [2, 3, 4]
-    # a single one above the bound is taken: it must be handed out at some time
-    offer(follower, 4, 5, size=500)
-    assert numbers(await follower.next()) == [5]
-    # bytes that were handed out count no more
-    offer(follower, 5, 6, size=60)
-    assert numbers(await follower.next()) == [6]
-    offer(follower, 6, 7, size=60)
-    assert len(follower._offered) == 1
+    reads = len(feed.reads)
+    # four megabytes are offered, and none is taken
+    size, count = 100_000, 40
+    feed.held += [entry(n) for n in range(2, count + 2)]
+    for n in range(1, count + 1):
+        offer(follower, n, n + 1, size=size)
+    got: list[int] = []
+    while len(got) < count:
+        got += numbers(await follower.next())
+    assert got == list(range(2, count + 2))
+    assert len(feed.reads) > reads
+    # a single one above the limit is taken, and no page is read for it
+    reads = len(feed.reads)
+    offer(follower, count + 1, count + 2, size=size * count)
+    assert numbers(await follower.next()) == [count + 2]
+    assert len(feed.reads) == reads
 
 
 async def test_a_read_that_fails_or_is_given_up_is_made_again() -> None:

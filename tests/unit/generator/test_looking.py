@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.generator.service import _look
+from services.generator.service import describe_model
 from services.generator.settings import GeneratorSettings
 from shared.llm.gpu import GpuSetting
 from shared.llm.port import ChatModel, ModelFacts
@@ -30,12 +30,12 @@ class Model:
 )
 async def test_a_gpu_that_a_model_does_not_use_is_told(gpu: GpuSetting, share: float | None, said: bool) -> None:
     context = SimpleNamespace(settings=GeneratorSettings(gpu=gpu), facts={})
-    await _look(cast("Any", context), cast("ChatModel", Model(share)))
+    await describe_model(cast("Any", context), cast("ChatModel", Model(share)))
     assert bool(context.facts["gpu_note"]) is said
     assert context.facts["model_facts"].get("on_gpu") == share
 
 
 async def test_the_demonstration_model_needs_none() -> None:
     context = SimpleNamespace(settings=GeneratorSettings(gpu="nvidia", demo=True), facts={})
-    await _look(cast("Any", context), cast("ChatModel", Model(0.0)))
+    await describe_model(cast("Any", context), cast("ChatModel", Model(0.0)))
     assert context.facts["gpu_note"] is None

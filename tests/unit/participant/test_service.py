@@ -60,6 +60,9 @@ def test_replica_names_have_host_and_process_and_differ() -> None:
 def test_main_prints_every_wrong_setting_and_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     async def fails(_settings: Settings, stop: asyncio.Event) -> None:
         assert not stop.is_set()
+        # a failure that no task waits for is logged
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
         raise ExceptionGroup("all", [SettingsError("one"), ExceptionGroup("more", [SettingsError("two")])])
 
     try:
@@ -68,4 +71,6 @@ def test_main_prints_every_wrong_setting_and_ends_with_status_2(capsys: pytest.C
     finally:
         configure("warning", "json")
     assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-2:] == ["local2: one", "local2: two"]
+    err = capsys.readouterr().err
+    assert err.splitlines()[-2:] == ["local2: one", "local2: two"]
+    assert "background.unhandled" in err

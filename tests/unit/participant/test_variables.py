@@ -18,7 +18,7 @@ from services.memory.settings import MemorySettings
 from services.reward.settings import RewardSettings
 from services.web_fetch.service import WebFetchSettings
 from services.web_search.service import WebSearchSettings
-from shared.participant.settings import Settings, _Environment
+from shared.participant.settings import Environment, Settings
 
 ROOT = Path(__file__).parents[3]
 CLASSES: dict[str, type[Settings]] = {
@@ -72,10 +72,10 @@ def test_the_participants_own_name_then_ours_then_those_of_other_programs(
         monkeypatch.setenv(name, f"[{number}]")
         found: dict[str, Any] = {}
         for own in (False, True):
-            found |= _Environment(settings, participant, own=own).read()
+            found |= Environment(settings, participant, own=own).read()
         # what is written as JSON comes as it was meant
         assert found in ({field: [number]}, {field: f"[{number}]"})
-    assert list(_Environment(settings, participant, own=True).read()) == [field]
+    assert list(Environment(settings, participant, own=True).read()) == [field]
 
 
 def test_no_name_means_two_settings_of_one_participant() -> None:
