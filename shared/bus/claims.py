@@ -46,7 +46,7 @@ class Claims:
 
     @property
     def certain_until(self) -> float:
-        """The event loop's time until which no other replica can have taken an entry that was held at the renewal."""
+        """The event loop's time until which no other replica can have claimed an entry that was held at the renewal."""
         return self.renewed + self._visibility.certain
 
     async def create_groups(self) -> None:
@@ -71,7 +71,9 @@ class Claims:
                 log.error("bus.not_a_stream", stream=stream, error=str(reply))
             if code == "NOPERM":
                 if self._group not in await self._bus.groups(stream):
-                    raise TransientError(f"its group on {stream} has still to be made by a participant who may")
+                    raise TransientError(
+                        f"the group {self._group} on {stream} is missing: a gateway or generator creates it"
+                    )
             elif code not in ("", "BUSYGROUP", "WRONGTYPE"):
                 raise reply
 
@@ -98,7 +100,7 @@ class Claims:
         return lost
 
     async def _renew(self, stream: str, ids: Sequence[str]) -> list[str]:
-        """Renew claims on one stream; return the ids that were taken over. Note whether entries can be reclaimed."""
+        """Renew claims on one stream; return the ids that were taken over. Update `reclaimable`."""
         try:
             now, unowned, stale, lost = await self._bus.heartbeat_link.call(*self._renewal(stream, ids))
         except ReplyError as exc:

@@ -50,7 +50,7 @@ class _Request:
 
     @property
     def broken(self) -> int:
-        """How often the connection broke over this request, if it is large."""
+        """How often the connection broke during this request; 0 for a small one."""
         return self.attempts if self.size > _LARGE_BYTES else 0
 
     def settle(self, replies: list[Reply]) -> None:
@@ -139,7 +139,7 @@ class Connection(Reconnecting):
         A future that is cancelled before its commands are sent keeps them from being sent.
         retry: send the commands again when the connection breaks; else the future raises ConnectionLost then, and the
         commands may have been carried out.
-        block: seconds that the server may keep the replies back, as BLOCK says.
+        block: seconds that the server may delay the replies (the command's BLOCK).
         until: the loop's time after which the commands are not sent (again); ConnectionLost is raised then.
         atomic: as one transaction, without the replies of MULTI and EXEC.
         """
@@ -169,7 +169,7 @@ class Connection(Reconnecting):
     def commit(
         self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
     ) -> asyncio.Future[list[Reply]]:
-        """Several writes as one transaction: all of them or none (see `submit`).
+        """Send several writes as one transaction: all of them or none (see `submit`).
 
         The future raises BusFull or ReplyError when the server refused them. A command can still fail while it is
         carried out (a key of the wrong type): its ReplyError is then among the replies.
@@ -266,7 +266,7 @@ class Connection(Reconnecting):
         unsent, moved = 0, self.loop.time()
         while True:
             now = self.loop.time()
-            # A long message on a slow line is no silence.
+            # A long message on a slow line moves bytes.
             before, unsent = unsent, connection.unsent_bytes
             if unsent < before or connection.received_at > moved:
                 moved = now
@@ -274,7 +274,7 @@ class Connection(Reconnecting):
             if oldest is not None and now > oldest.expires and now - moved > self.patience + oldest.block:
                 if oldest is suspect:
                     raise TimeoutError(f"Redis has not answered for {self.patience:g} s")
-                # After a pause of this process the answer may wait in the socket: it is read before the second look.
+                # After a pause of this process the answer may wait in the socket: it is read before the second check.
                 suspect = oldest
             else:
                 suspect = None

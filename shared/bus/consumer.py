@@ -41,7 +41,7 @@ class _PartlyWritten(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a consumer does with the entries of one stream.
+    """The handler of one stream's entries.
 
     limit: entries of the stream held at the same time, suspended ones included; None: as many as there are slots.
     """
@@ -181,7 +181,7 @@ class Consumer:
         if not streams:
             await asyncio.sleep(_SHORT_BLOCK_S)
             return
-        # To block on some streams only would let the others wait. With fewer slots than streams, read them in turn
+        # A read that blocks on some streams delays the others. With fewer slots than streams, read them in turn
         # without blocking; only when all are empty, block on all of them.
         for start in range(0, len(streams), free) if free < len(streams) else ():
             self._order.rotate(-free)
@@ -396,7 +396,7 @@ class Consumer:
             except (TransientError, ReplyError) as exc:
                 log.warning("bus.heartbeat_failed", reason=str(exc))
             if self._claims.reclaimable and self.slots.reserved_for_read and not self._stopping:
-                # The reading task reclaims entries, because it knows how many slots are free.
+                # The reading task reclaims entries: it counts the free slots.
                 await self._end_read()
 
     async def _leave(self) -> None:

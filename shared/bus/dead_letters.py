@@ -66,7 +66,7 @@ async def replay(bus: Bus, dead_id: str) -> str | None:
         raise DecodeError(f"this dead letter is forged: no reader of {letter.stream} has written it. Drop it")
     raw = [base64.b64decode(field) for field in letter.raw or ()]
     pairs = letter.fields.items() if letter.raw is None else zip(raw[::2], raw[1::2], strict=False)
-    # A replayed query asks for its turn again.
+    # A replayed query must check its session queue again.
     fields = [part for pair in pairs if pair[0] not in ("turn", b"turn") for part in pair]
     key = once_key(letter.stream, f"replay:{dead_id}")
     entry_id = await bus.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, "*", *fields))

@@ -22,7 +22,7 @@ Id = tuple[int, int]
 
 # Streams that are polled in one write.
 _BATCH = 500
-# Seconds between two reads of which all entries were dropped.
+# Seconds to the next read after one whose entries were all dropped.
 _SHORT_WAIT_S = 0.1
 # Bytes of offered entries that a follower stores. Beyond that it reads them from the stream, so that a slow client
 # costs no more memory.
@@ -44,7 +44,7 @@ class StreamTailer:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self._followers: dict[str, list[Follower]] = {}
-        # stream → the newest entry that its followers know of, or the one after which the newest follower begins
+        # stream → the newest entry that was reported to its followers, or that after which the newest follower begins
         self._cursor: dict[str, str] = {}
         self._followed = asyncio.Event()
 
@@ -56,7 +56,7 @@ class StreamTailer:
         return Follower(self, stream, after, new=new)
 
     def add(self, follower: Follower) -> None:
-        """The follower has read its stream to the end: report new entries to it from now on."""
+        """Report new entries to a follower, which has read its stream to the end."""
         stream, position = follower.stream, follower.position
         self._followers.setdefault(stream, []).append(follower)
         self._cursor[stream] = min(self._cursor.get(stream, position), position, key=order)
@@ -73,7 +73,7 @@ class StreamTailer:
             self._followed.clear()
 
     def wake(self, stream: str) -> None:
-        """Have the followers of a stream read it: there may be new entries."""
+        """Make the followers of a stream read it: there may be new entries."""
         for follower in self._followers.get(stream, ()):
             follower.wake()
 
@@ -89,7 +89,7 @@ class StreamTailer:
                 except ConnectionLost:
                     continue
                 except ReplyError:
-                    # One of the keys is no stream: each is read by itself.
+                    # One of the keys is not a stream: read each by itself.
                     await asyncio.sleep(self.pause)
                     await self.poll()
                     continue
@@ -111,7 +111,7 @@ class StreamTailer:
         newest = [("XREVRANGE", stream, BEFORE_POISONED, f"({after}", "COUNT", 1) for stream, after in cursors.items()]
         until = asyncio.get_running_loop().time() + self.pause
         for stream, reply in zip(cursors, await self.bus.link.submit(newest, False, until=until), strict=True):
-            # A key that is no stream has no entries.
+            # A key that is not a stream has no entries.
             if not isinstance(reply, ReplyError):
                 self._report(stream, entries(reply))
 
@@ -208,8 +208,10 @@ class Follower:
         return found
 
     def _read(self) -> None:
-        """Begin to read the next page. If `next` returns before, the page is there the next time: asked for anew each
-        time, a large one on a slow link would never arrive."""
+        """Begin to read the next page. A later call of `next` returns it if this one ends first.
+
+        If each call began a read of its own, a large page on a slow link would never arrive.
+        """
         self._missing, self._expected = False, bool(self._offered)
         page = self._tailer.bus.range(self.stream, f"({self.position}", count=self._page)
         self._reading = asyncio.create_task(page)

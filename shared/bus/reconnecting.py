@@ -1,4 +1,4 @@
-"""A connection to Redis that is made again whenever it ends, with back-off and time limits."""
+"""A connection to Redis that reconnects whenever it ends, with back-off and time limits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 _NO_SCRIPTS = (
-    "Redis does not have the scripts of the bus yet, and this user of it may not load them: "
-    "the next participant that may (a gateway or generator of this release, say) does"
+    "Redis does not have the scripts of the bus yet, and this user of Redis may not load them. "
+    "Start a gateway or a generator of this release: it loads them"
 )
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.02, 0.5
 # A server that answers later than this is of no use.
@@ -33,12 +33,12 @@ _RECANCEL_S = 0.5
 
 
 class Reconnecting(contextlib.AbstractAsyncContextManager["Reconnecting"]):
-    """A connection to the server that has the bus, made again whenever it ends; a subclass uses it (`serve`).
+    """A connection to the server that has the bus. It reconnects whenever it ends; a subclass uses it (`serve`).
 
     timeout: seconds without progress after which the connection is replaced. patience: the same for the present
     connection. Each attempt in a row that gets no answer in time doubles it, up to MAX_TIMEOUT_S: on an overloaded
     machine no connection would ever be usable otherwise.
-    clock: learns the server's time from every new connection.
+    clock: set to the server's time by every new connection.
 
     connected: set while there is a connection. generation: counts the connections. client_id: Redis' id of this one.
     useful: whether this connection has served anything; set by the subclass.
@@ -59,7 +59,7 @@ class Reconnecting(contextlib.AbstractAsyncContextManager["Reconnecting"]):
 
     @abstractmethod
     async def serve(self, connection: BusConnection) -> NoReturn:
-        """Use a new connection. Raise why it must end."""
+        """Use a new connection. Raise the error for which it must end."""
 
     def on_disconnect(self) -> None:
         """Called after each connection."""
@@ -113,7 +113,7 @@ class Reconnecting(contextlib.AbstractAsyncContextManager["Reconnecting"]):
             except SettingsError:
                 raise
             except Exception as exc:
-                # Whatever a server answers, this goes on.
+                # No answer of a server ends this loop.
                 slow = isinstance(exc, TimeoutError)
                 reason = str(reply_error(exc) if isinstance(exc, RedisError) else exc)
                 self.report(
@@ -122,14 +122,14 @@ class Reconnecting(contextlib.AbstractAsyncContextManager["Reconnecting"]):
                 if reason.startswith("BUSY "):
                     await self._end_script()
             self.on_disconnect()
-            # A server that accepts connections and serves nothing is not asked faster than one that is away.
+            # A server that accepts connections and serves nothing gets no more attempts than one that is away.
             delay = _FIRST_BACKOFF_S if self.useful else min(_MAX_BACKOFF_S, delay * 2 or _FIRST_BACKOFF_S)
             longest = max(MAX_TIMEOUT_S, self.timeout)
             self.patience = min(longest, self.patience * 2) if slow and not self.useful else self.timeout
             await asyncio.sleep(delay)
 
     async def _connect_and_serve(self) -> None:
-        """One connection, from its beginning to its end. Raise what ended it; TimeoutError for no answer in time."""
+        """Open a connection and serve it until it ends. Raise the error that ended it; TimeoutError after no answer."""
         connection: BusConnection | None = None
         try:
             async with asyncio.timeout(self.patience):
@@ -145,7 +145,7 @@ class Reconnecting(contextlib.AbstractAsyncContextManager["Reconnecting"]):
                 await connection.disconnect()
 
     async def _introduce(self, connection: BusConnection) -> None:
-        """Learn this connection's id and the server's time, and load missing scripts."""
+        """Read this connection's id and the server's time, and load missing scripts."""
         asked = time.monotonic()
         client_id, named, now = await exchange(
             connection, [("CLIENT", "ID"), ("CLIENT", "SETNAME", self.name), ("TIME",)]
@@ -173,7 +173,7 @@ class Reconnecting(contextlib.AbstractAsyncContextManager["Reconnecting"]):
                 await connection.connect()
                 (reply,) = await exchange(connection, [("SCRIPT", "KILL")])
             if not isinstance(reply, ReplyError):
-                log.error("bus.script_ended", reason="it kept Redis from serving anybody for too long")
+                log.error("bus.script_ended", reason="it kept Redis busy for too long")
             elif reply.code == "UNKILLABLE":
                 log.error("bus.script_cannot_be_ended", reason=str(reply))
         await connection.disconnect()

@@ -29,7 +29,8 @@ _INCOMPLETE = object()
 class _Receiver(asyncio.Protocol):
     """Pass events on to the protocol of redis-py's stream, and replies to a function once there is one.
 
-    received_at: the loop's time at which bytes arrived last. take: called with each reply. end: why there will be none.
+    received_at: the loop's time at which bytes arrived last. take: called with each reply. end: the error after which
+    no reply comes.
     """
 
     def __init__(self, inner: asyncio.Protocol) -> None:
@@ -72,7 +73,7 @@ class _Receiver(asyncio.Protocol):
 
 
 class BusConnection(AbstractConnection):  # type: ignore[misc]
-    """What `bus_connection_class` adds to redis-py's connection classes."""
+    """The mix-in that `bus_connection_class` adds to redis-py's connection classes."""
 
     transport: asyncio.WriteTransport | None = None
     _receiver: _Receiver
@@ -90,7 +91,7 @@ class BusConnection(AbstractConnection):  # type: ignore[misc]
         await self.send_packed_command(packed, check_health=False)
 
     async def receive(self, take: Callable[[Reply], None]) -> NoReturn:
-        """Call `take` with each reply from now on, errors included. Raise why there are no more: its error, or the end.
+        """Call `take` with each reply from now on, errors included. Raise an error of `take`, or that of the end.
 
         Nothing else may read this connection any more.
         """

@@ -42,8 +42,7 @@ _MAX_REDIRECTS = 5
 _SENTINEL_LOGIN = {"sentinel_username", "sentinel_password"}
 # Replies that mean: the server cannot serve this client now; a new connection later may.
 _NOT_SERVING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY")
-# For every connection. RESP 2 needs no HELLO. How long a connection may take, and whether it is tried again, is decided
-# by its user.
+# For every connection. RESP 2 needs no HELLO. Time limits and repeated attempts are those of `Reconnecting`.
 _OPTIONS: dict[str, Any] = {
     "protocol": 2,
     "driver_info": None,
@@ -73,7 +72,7 @@ class _PasswordFile(CredentialProvider):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class _Place:
-    """What a URL says: the addresses in it, and how redis-py connects to each."""
+    """The contents of a URL: its addresses, and how redis-py connects to each."""
 
     kind: Kind
     pool: ConnectionPool
@@ -107,7 +106,7 @@ def _parse(url: str) -> _Place:
     rest, _, query = rest.partition("?")
     authority, _, path = rest.partition("/")
     login, at, hosts = authority.rpartition("@")
-    # What other clients decide by the URL is decided here for all of them alike.
+    # The bus decides these options for all connections: leave them out of the URL.
     options = {name: value for name, value in parse_qsl(query, keep_blank_values=True) if name not in _OPTIONS}
     password_file = options.pop("password_file", "")
     sentinel_login = {name.removeprefix("sentinel_"): options.pop(name) for name in _SENTINEL_LOGIN & options.keys()}
@@ -216,7 +215,7 @@ class Server:
             connection = self.unconnected(address)
             try:
                 await connection.connect()
-                moved_to = await self._look(connection, address)
+                moved_to = await self._moved_to(connection, address)
             except BaseException as exc:
                 # A busy server has the bus: the script that keeps it busy can be ended there.
                 self.address = address if is_busy(exc) else None
@@ -227,7 +226,7 @@ class Server:
                 return connection
             await connection.disconnect()
             address = moved_to
-        raise ConnectionError("the nodes of the server in cluster mode do not agree on who has the bus")
+        raise ConnectionError("the nodes of the server in cluster mode do not agree on the node that has the bus")
 
     async def _first_address(self, within: float) -> Address:
         if self._place.kind == "sentinel":
@@ -237,14 +236,14 @@ class Server:
             return self._seeds[0]
         return self.address
 
-    async def _look(self, connection: BusConnection, address: Address) -> Address | None:
-        """Return the address of the node that has the bus, if it is another one. Raise if it is none now."""
+    async def _moved_to(self, connection: BusConnection, address: Address) -> Address | None:
+        """Return the address of the node that has the bus; None if it is this one. Raise if no node has it now."""
         if self._place.kind == "sentinel":
             (role,) = await exchange(connection, [("ROLE",)])
             if isinstance(role, ReplyError):
                 raise role
             if role[0] != b"master":
-                raise ConnectionError(f"the sentinels' master is a {role[0].decode()} just now")
+                raise ConnectionError(f"the sentinels' master is a {role[0].decode()} now")
             return None
         # Any read of one of the bus's keys does: each user of Redis may read this one.
         about, reply = await exchange(connection, [("HELLO",), ("ZRANGE", REPLICAS, 0, 0)])
@@ -255,7 +254,7 @@ class Server:
             )
         if isinstance(reply, ReplyError) and reply.code == "MOVED":
             host, _, port = str(reply).rpartition(" ")[2].rpartition(":")
-            # A node that does not know its own name leaves the host out.
+            # A node without a name leaves the host out.
             return (address[0] if host in ("", "?") else host.strip("[]")), int(port)
         if isinstance(reply, ReplyError) and reply.code in _NOT_SERVING:
             raise reply
@@ -264,7 +263,7 @@ class Server:
     # ── sentinels ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _ask_sentinels(self, within: float) -> Address:
-        """Return the newest master that a sentinel knows: one that was cut off knows an earlier one."""
+        """Return the newest master among the sentinels' replies: a sentinel that was cut off returns an earlier one."""
         kwargs = self._place.pool.connection_kwargs
         options = {
             **{name: value for name, value in kwargs.items() if name.startswith("ssl_")},
@@ -287,15 +286,15 @@ class Server:
         masters = [state for state in known if sentinel.check_master_state(state, self._place.service)]
         if not masters:
             reasons = "; ".join(str(state) for state in states if isinstance(state, Exception))
-            raise ConnectionError(f"no sentinel knows a master that is up ({reasons})")
+            raise ConnectionError(f"no sentinel names a master that is up ({reasons})")
         newest = max(masters, key=lambda state: int(state["config-epoch"]))
         return str(newest["ip"]), int(newest["port"])
 
     async def watch(self, address: Address | None) -> NoReturn:
         """Raise ConnectionError when the bus is no longer at `address`: another connection has found it elsewhere.
 
-        Sentinels tell a replaced master ten seconds later, and the writes that it confirms until then are lost: so they
-        are asked once a second for the master.
+        Sentinels demote a replaced master ten seconds later, and writes that it confirms until then are lost. So this
+        asks them once a second for the master.
         """
         while self.address in (address, None):
             await asyncio.sleep(_SENTINEL_POLL_S / 4)

@@ -31,7 +31,7 @@ class Delivery:
     committing: bool = False
 
     async def acquire_slot(self) -> None:
-        """Wait for a slot, if the read brought more entries than there were free slots."""
+        """Wait for a slot, if the read returned more entries than there were free slots."""
         if self not in self._slots.working:
             await self._slots.acquire(self)
 

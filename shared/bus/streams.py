@@ -21,7 +21,7 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 RETENTION = 86_400
-# Idempotency keys live at least this long (seconds): a message may come again until its first delivery is finished.
+# Idempotency keys live at least this long (seconds): a message may be repeated until its first delivery is finished.
 _MIN_ONCE_S = 60
 # Retention budget per stream, in bytes, for entries that every group has acknowledged.
 _RETENTION_BYTES = 32_000_000

@@ -1,7 +1,7 @@
 """Follow journals by pub/sub: every journal writer publishes the entry that it adds, and followers have it at once.
 
-The stream stays the truth. The ids of one writer are dense: a follower that is offered the next id has missed nothing,
-and at any other id it reads the stream. A message can get lost, so all journals are also polled now and then. The cost
+The stream decides. The ids of one writer are dense: a follower that is offered the next id has missed nothing, and at
+any other id it reads the stream. A message can get lost, so all journals are also polled now and then. The cost
 of an event does not grow with the number of followed journals.
 """
 
@@ -23,14 +23,14 @@ from shared.envelope import order
 # Defines the function with which scripts publish an entry that they add to KEYS[1].
 PUBLISH_ENTRY = FOLDER / "publish_entry.lua"
 
-# A connection that has been silent for so long is asked whether it is alive (seconds).
+# Seconds of silence after which a connection gets a PING.
 _SILENCE_S = 1.0
 
 
 class JournalSubscriber(StreamTailer):
     """All followers of journals of a process; made by `open_subscriber`."""
 
-    # an entry that was not published is found this much later
+    # Seconds after which an entry that was not published is found.
     pause = 0.5
 
     def __init__(self, bus: Bus) -> None:

@@ -44,8 +44,8 @@ class Visibility:
 class Watch:
     """How long this process has observed the bus without a gap, by the bus's clock.
 
-    After a pause, idle times are no evidence of a dead consumer: others were paused too, and come back up to as late
-    as the pause lasted. They wake up one after the other, and their intervals between attempts to connect grow.
+    After a pause, idle times are no evidence of a dead consumer: other replicas were paused too. They may return as
+    late as the pause lasted, because their intervals between attempts to connect grow.
 
     gap: the longest time (ms) between two observations that is no pause. back: the bus's time (ms) until which others
     may still come back, at most fifteen gaps after the end of the last pause; 0 if there was none.
@@ -59,7 +59,7 @@ class Watch:
     def observe(self, now: int) -> int:
         """Note an observation at `now` (bus time, ms).
 
-        Return the milliseconds since everybody could be back; 0 or less when the watch starts again.
+        Return the milliseconds since all replicas could be back; 0 or less when the watch starts again.
         """
         if self._last is None:
             self._began = now
