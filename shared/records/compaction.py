@@ -1,7 +1,7 @@
-"""The compacted record of a response, which its session keeps: bounded, and without repeated text. Pure.
+"""The compacted record of a response, which its session stores: bounded, and without repeated text. Pure.
 
 Its events have the ids, types and order of the journal's entries, so that a client shows both in the same way. The
-text of the answer is left to the turn.
+answer's text is in the session's turn only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shared.records.response_state import Call, Part, ResponseState, Text
 MOST_BYTES = 65_536
 # Characters of an answer that differs from its turn's.
 _MOST_ANSWER = 16_000
-# Characters of a text and items of a list that stay, tried one after the other until the whole is small enough.
+# Characters of a text and items of a list that stay: the first pair that makes the record small enough.
 _LIMITS = ((16_000, 200), (4_000, 50), (1_000, 20), (250, 10), (60, 3))
-# The fields that stay; of other types all.
+# The fields that stay; other types keep all fields.
 _FEWER = {
     EntryType.CLAIMED: ("query_id", "session_id", "model", "attachments"),
     EntryType.MESSAGE: ("step", "role", "persona", "round", "prompt_tokens", "completion_tokens", "finish_reason",
@@ -78,9 +78,10 @@ def _data(event: KnownEvent, answer: str | None) -> dict[str, Any]:
 
 
 def bounded(events: Sequence[Event], most: int = MOST_BYTES) -> bytes:
-    """The record that is kept, as JSON; at most so many bytes.
+    """Return the record as JSON of at most `most` bytes.
 
-    What is too long is cut, everywhere to the same length, and says so. What is still too much leaves, but the end.
+    Long texts are cut to the same length, and end with a note. If that is not enough, events before the last are
+    removed.
     """
     record = _dump(events)
     for characters, items in _LIMITS:
@@ -111,7 +112,7 @@ def _cut(value: Any, characters: int, items: int) -> Any:
 
 
 def parse(record: bytes) -> list[Event]:
-    """What `bounded` has written. Raises ValueError."""
+    """Read a record that `bounded` has written. Raises ValueError."""
     try:
         value = orjson.loads(record)
         events = [(str(one), str(kind), dict(data)) for one, kind, data in value["events"]]

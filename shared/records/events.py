@@ -1,4 +1,4 @@
-"""The entries of a journal, one model per type: what a response writes, and what clients are shown of it.
+"""The entries of a journal, one model per type: written by a response, and shown to clients.
 
 Writers use the constructors, which refuse unknown fields. Readers are tolerant, because a newer release may write
 unknown types and fields: an unknown field is ignored, and an unknown type or malformed data becomes `Unknown`.
@@ -325,7 +325,7 @@ class Completed(EventData):
 
 
 class Failed(EventData):
-    """usage: of the model's calls until then."""
+    """There is no answer. usage: of the finished model calls."""
 
     type = EntryType.FAILED
 
@@ -335,8 +335,7 @@ class Failed(EventData):
 
 
 class Cancelled(EventData):
-    """The part that had been written. usage: of the model's calls until then; what the one that was broken off took no
-    server tells."""
+    """The part that had been written. usage: of the finished model calls; the tokens of an aborted one are unknown."""
 
     type = EntryType.CANCELLED
 

@@ -49,20 +49,21 @@ from shared.telemetry.unread import not_understood
 log = get_logger()
 
 
-# A tool's result with more bytes is kept in its own entry alone, and read there.
+# A larger result of a tool (bytes) is stored in its own entry only.
 LARGE_RESULT = 65_536
 _KNOWN = {kind.value.encode(): kind for kind in EntryType}
-# A first look from the end finds the terminal entry, and what came behind it.
+# Entries of the first read from the end, which usually has the terminal entry and the later ones.
 _LAST = 4
 _PAGE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """`data` is the JSON text as written: it is passed on to clients byte for byte. `time` is in ms since the epoch.
+    """An entry as it is stored.
 
-    type: of a kind that this release does not know, its name. told: of a terminal entry, what a result tells of those
-    before it, as JSON. token: of a tool's request, what its answer proves itself by; no client is shown it.
+    type: the name of a type, also of one that only a newer release has. time: in ms since the epoch. data: the JSON
+    text as written, which clients get byte for byte. told: in a `completed` entry, a JSON list of the earlier entries
+    that a result needs. token: the secret of a tool's request, which its answer repeats; no client is shown it.
     """
 
     id: str
@@ -73,11 +74,11 @@ class JournalEntry:
     token: str = ""
 
     def typed(self) -> TypedEntry:
-        """The entry with its data as an event."""
+        """Return the entry with its data as an event."""
         return decode(self.id, self.type, self.time, self.data, self.token)
 
     def value(self) -> dict[str, Any]:
-        """The data as an object; empty when it is none."""
+        """Return the data as an object; an empty one if the data is not an object."""
         try:
             parsed = orjson.loads(self.data)
         except orjson.JSONDecodeError as exc:
@@ -86,8 +87,10 @@ class JournalEntry:
         return parsed if isinstance(parsed, dict) else {}
 
     def earlier(self) -> list[JournalEntry] | None:
-        """What is told of the entries before a terminal one, without the data of those that are read at their place;
-        None when nothing is."""
+        """Return the earlier entries in `told`; None if it is missing or malformed.
+
+        Large entries have no data there: `_whole` reads it.
+        """
         try:
             return [
                 JournalEntry(str(entry_id), _known(str(kind)), int(time), b"" if value is None else orjson.dumps(value))
@@ -98,7 +101,7 @@ class JournalEntry:
 
     @staticmethod
     def parse(entry: Entry) -> JournalEntry:
-        """Of any fields; what is missing is empty."""
+        """Read an entry with any fields; missing fields are empty."""
         fields = entry[1]
         if len(fields) == 6 and fields[0] == b"type" and fields[2] == b"time" and fields[4] == b"data":
             kind, time, data, told, token = fields[1], fields[3], fields[5], b"", b""
@@ -116,7 +119,7 @@ def _known(kind: str) -> EntryType | str:
 
 
 def response_id(query_id: str, respondent_id: str) -> str:
-    """The id of one respondent's answer, and of its engram."""
+    """Return the id of one respondent's answer, and of its engram."""
     return f"{query_id}:{respondent_id}"
 
 
@@ -125,7 +128,7 @@ Events = Sequence[KnownEvent]
 
 @dataclass(slots=True)
 class Sent:
-    """Entries on their way."""
+    """Entries that have been sent. replies: Redis' replies to the commands."""
 
     events: Events
     commands: Sequence[Command]
@@ -133,7 +136,7 @@ class Sent:
 
     @property
     def written(self) -> bool:
-        """Of what was answered, whether it is in the journal for certain."""
+        """Return whether all answered commands have certainly written their entries."""
         if self.replies.cancelled() or self.replies.exception() is not None:
             return False
         return all(isinstance(reply, bytes) for reply in self.replies.result())
@@ -144,19 +147,19 @@ class JournalEnded(Local2Error):
 
 
 class JournalWriter:
-    """The only writer of a journal, until somebody else claims it. Every write may raise Fenced."""
+    """The only writer of a journal, until another replica claims it. Every write may raise Fenced."""
 
     def __init__(self, bus: Bus, key: str, epoch: int, number: int) -> None:
         self._bus = bus
         self.key = key
         self._epoch = epoch
         self._number = number
-        # What the end names of earlier entries, so that a result is read without thousands of pieces: of notices their
-        # data; of entries that may be large, none.
+        # The field `told` of `completed`: a result is then read without the thousands of pieces. Entries that may be
+        # large have no data here.
         self._told: list[tuple[str, str, int, dict[str, Any] | None]] = []
-        # large results: the entry of each, by call id
+        # the entries of large results, by call id
         self.large: dict[str, str] = {}
-        # the response as far as it is written, or on its way
+        # the state after all entries that were sent
         self.state = EMPTY
 
     @classmethod
@@ -173,9 +176,9 @@ class JournalWriter:
 
     @classmethod
     async def claim(cls, bus: Bus, key: str, claimed: Claimed, ttl: int) -> tuple[JournalWriter, list[JournalEntry]]:
-        """Becomes the writer of a journal that may be there. Returns the entries written before, oldest first.
+        """Claim a journal that may exist. Return its writer and the earlier entries, oldest first.
 
-        Raises Fenced when another replica claims at the same time, JournalEnded when there is nothing left to write.
+        Raises Fenced when another replica claims it at the same time, and JournalEnded when it has its terminal entry.
         """
         epoch = await cls._next_epoch(bus, key)
         writer = cls(bus, key, epoch, 0)
@@ -186,7 +189,7 @@ class JournalWriter:
         before = [entry async for page in pages(bus, key, f"({epoch}-1") for entry in page]
         typed = [entry.typed() for entry in before]
         for entry, (entry_id, time, event, _) in zip(before, typed, strict=True):
-            writer._tell(entry_id, time, event, len(entry.data))
+            writer._add_told(entry_id, time, event, len(entry.data))
         writer.state = apply(replay(typed), TypedEntry(writer.position, now_ms(), claimed))
         return writer, before
 
@@ -199,7 +202,7 @@ class JournalWriter:
 
     @property
     def position(self) -> str:
-        """The id of the last entry written."""
+        """The id of the last entry that was sent."""
         return f"{self._epoch}-{self._number}"
 
     @property
@@ -210,10 +213,10 @@ class JournalWriter:
     async def append(
         self, event: KnownEvent, also: Sequence[Command] = (), *, messages: Sequence[Outgoing] = ()
     ) -> str:
-        """The id of the new entry. Raises Fenced when the journal belongs to somebody else or has expired.
+        """Write an entry and return its id. Raises Fenced when another replica owns the journal or it has expired.
 
-        also: commands sent behind it in the same write; they are carried out even when the entry is refused.
-        messages: published behind it in the same way.
+        also: commands sent after it in the same write; Redis runs them even when it refuses the entry.
+        messages: published after them in the same way.
         """
         command = self._command(event)
         publishing = [self._bus.publishing(message) for message in messages]
@@ -235,18 +238,18 @@ class JournalWriter:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def append_all(self, events: Events, tokens: Sequence[str] | None = None) -> None:
-        """Several entries in one write; of tools' requests with their tokens."""
+        """Write several entries at once. tokens: one for each entry, of tools' requests."""
         if events:
             await self.confirm(self.send(events, tokens))
 
     def send(self, events: Events, tokens: Sequence[str] | None = None) -> Sent:
-        """Write entries without waiting for it; `confirm` waits."""
+        """Send entries without waiting for the replies; `confirm` waits for them."""
         known = [""] * len(events) if tokens is None else tokens
         commands = [self._command(event, token) for event, token in zip(events, known, strict=True)]
         return Sent(events, commands, asyncio.ensure_future(self._bus.link.submit(commands, True)))
 
     async def confirm(self, sent: Sent) -> None:
-        """Returns when the entries are written. Raises as `append`."""
+        """Wait until the entries are written. Raises as `append`."""
         for event, command, reply in zip(sent.events, sent.commands, await sent.replies, strict=True):
             await self._confirm(event, command, reply)
 
@@ -268,7 +271,7 @@ class JournalWriter:
 
     async def _claim(self, events: Events, ttl: int, messages: Sequence[Outgoing] = ()) -> bool:
         """Write the first entries of this writer; return False if another writer has claimed the journal before."""
-        # A random value tells two claims of one replica at the same time apart.
+        # A random value, because one replica may claim a journal twice at the same time.
         claim = os.urandom(16).hex()
         entries: list[Any] = [value for event in events for value in self._arguments(event)]
         publishing = [self._bus.publishing(message) for message in messages]
@@ -284,25 +287,25 @@ class JournalWriter:
             raise Fenced(f"{self.key} has expired")
         entry_id, _, time, payload, *_ = command[_ARGUMENTS:]
         await self._check(reply, *command[_ARGUMENTS:])
-        self._tell(str(entry_id), time, event, len(payload))
+        self._add_told(str(entry_id), time, event, len(payload))
         return str(entry_id)
 
     async def _check(
         self, reply: Any, entry_id: str, kind: str, time: int, payload: bytes, *extra: str | bytes
     ) -> None:
-        """Raises what an error in an entry's place means."""
+        """Raise BusFull or Fenced if the reply to a write is an error and the entry was not written."""
         if not isinstance(reply, ReplyError):
             return
         if reply.code in FULL:
             raise BusFull(str(reply))
-        # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
+        # Redis also refuses a write that was repeated after a lost connection: the stored entry is then this one.
         written = ["type", kind, "time", time, "data", payload, *extra]
         found = await self._bus.range(self.key, entry_id, entry_id)
         if not found or found[0][1] != [p if isinstance(p, bytes) else str(p).encode() for p in written]:
             raise Fenced(f"{self.key} belongs to another replica")
 
-    def _tell(self, entry_id: str, time: int, event: Event, size: int) -> None:
-        """Keeps what the end is to tell of an entry; `size`: bytes of its data."""
+    def _add_told(self, entry_id: str, time: int, event: Event, size: int) -> None:
+        """Add an entry to `told` of the terminal entry, if a result needs it. size: bytes of its data."""
         match event:
             case Noticed():
                 self._told.append((entry_id, event.type, time, shown(event)))
@@ -316,12 +319,12 @@ class JournalWriter:
 _CLAIM = script("claim_journal", "publish_entry")
 
 _WRITE = script("append_entry", "publish_entry")
-# Where they begin in a call of a script with one key.
+# The index of the first argument in a call of a script with one key.
 _ARGUMENTS = 4
 
 
 def closing(key: str, ttl: int) -> Command:
-    """Lets a completed journal expire after `ttl` seconds."""
+    """Return the command that lets a completed journal expire after `ttl` seconds."""
     return ("EXPIRE", key, ttl)
 
 
@@ -329,20 +332,19 @@ _APPEND_AFTER = script("append_after_end", "publish_entry")
 
 
 async def append_after(bus: Bus, key: str, event: KnownEvent, *, once: str, patience: float = 30.0) -> str | None:
-    """The id of an entry that another participant adds after completion (critique, pairwise, reward).
+    """Append an entry of another participant (critique, pairwise, reward) after the terminal one; return its id.
 
-    once: a name under which it is added at most one time.
-    patience: seconds to wait for a response that is still being written.
-    None when the journal has expired or its response is not completed in time.
+    once: an idempotency key. patience: seconds to wait for a response that is still being written.
+    Returns None when the journal has expired, or its response is not completed in time.
     """
     kind, data = encode(event)
     command = _APPEND_AFTER((key,), once, kind.value, now_ms(), data, *(t.value for t in TERMINAL))
     until = asyncio.get_running_loop().time() + patience
     pause = 0.02
     while True:
-        said = (await bus.link.call(*command)).decode()
-        if said != "open":
-            return None if said == "gone" else said
+        outcome = (await bus.link.call(*command)).decode()
+        if outcome != "open":
+            return None if outcome == "gone" else outcome
         if asyncio.get_running_loop().time() >= until:
             return None
         await asyncio.sleep(pause)
@@ -350,13 +352,13 @@ async def append_after(bus: Bus, key: str, event: KnownEvent, *, once: str, pati
 
 
 async def pages(bus: Bus, key: str, end: str = "+") -> AsyncIterator[list[JournalEntry]]:
-    """All entries, oldest first, so many at a time that nobody is kept waiting; none when the key is no journal."""
+    """Yield all entries in pages, oldest first; none when the key is not a stream."""
     after, count = "-", _LAST
     while True:
         try:
             found = await bus.range(key, after, end, count)
         except ReplyError as exc:
-            _complain(key, exc)
+            _log_unreadable(key, exc)
             return
         if not found:
             return
@@ -367,33 +369,36 @@ async def pages(bus: Bus, key: str, end: str = "+") -> AsyncIterator[list[Journa
 
 
 async def read_journal(bus: Bus, key: str) -> list[JournalEntry]:
-    """All entries, oldest first."""
+    """Return all entries, oldest first."""
     return [entry async for page in pages(bus, key) for entry in page]
 
 
 async def read_end(bus: Bus, key: str) -> list[JournalEntry]:
-    """The newest entries, oldest first: from the terminal one on, or just a few while there is none."""
+    """Return the newest entries, oldest first: from the terminal one on, or a few if there is none."""
     newest: list[JournalEntry] = []
     before, count = "+", _LAST
     while True:
         try:
             found = await bus.latest(key, count, before=before)
         except ReplyError as exc:
-            _complain(key, exc)
+            _log_unreadable(key, exc)
             return []
         for raw in found:
             entry = JournalEntry.parse(raw)
             newest.append(entry)
             if entry.type in TERMINAL:
                 return newest[::-1]
-        # what is not the writer's may lie behind the end, however much of it there is
+        # Other participants may have appended any number of entries after the terminal one.
         if len(found) < count or not all(e.type in LATE or not isinstance(e.type, EntryType) for e in newest):
             return newest[::-1]
         before, count = f"({found[-1][0]}", min(_PAGE, count * 8)
 
 
 async def read_result(bus: Bus, key: str) -> AsyncIterator[list[JournalEntry]]:
-    """What a result is made of, oldest first: of a completed response what its end tells, of any other everything."""
+    """Yield pages of the entries that a result needs, oldest first.
+
+    A completed response lists them in its terminal entry; of any other, all entries are read.
+    """
     end = await read_end(bus, key)
     earlier = end[0].earlier() if end and end[0].type is EntryType.COMPLETED else None
     if earlier is not None:
@@ -404,15 +409,15 @@ async def read_result(bus: Bus, key: str) -> AsyncIterator[list[JournalEntry]]:
 
 
 async def _whole(bus: Bus, key: str, told: Sequence[JournalEntry]) -> list[JournalEntry]:
-    """The same entries, those that are told of without their data as they stand in the journal."""
+    """Return the entries, with those without data read from the journal."""
     reads = [("XRANGE", key, entry.id, entry.id) for entry in told if not entry.data]
     if not reads:
         return list(told)
-    # whoever wrote there: what cannot be read stays without
+    # An entry that cannot be read stays without data.
     replies = [reply for reply in await bus.link.pipe_raw(reads) if not isinstance(reply, ReplyError)]
     found = {one[0]: JournalEntry.parse(one) for reply in replies for one in entries(reply)}
     return [found.get(entry.id, entry) for entry in told]
 
 
-def _complain(key: str, exc: ReplyError) -> None:
+def _log_unreadable(key: str, exc: ReplyError) -> None:
     log.error("journal.unreadable", key=key, error=str(exc))

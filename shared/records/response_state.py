@@ -1,8 +1,8 @@
-"""What has happened in a response so far: its journal, reduced entry by entry. Pure.
+"""The state of a response: its journal, reduced entry by entry. Pure.
 
 The state has the parts of the response in the order of their first entries: runs of text, tool calls and all other
-entries. Only this module knows which text a restart makes void, whose text an entry continues, which text was said
-before a tool call, which call a result belongs to, and what may follow the terminal entry.
+entries. Only this module decides which text a restart makes void and whose text an entry continues. It also decides
+which text stands before a tool call, which call a result belongs to, and which entries may follow the terminal one.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Chunk(NamedTuple):
 class Text:
     """Text of one kind and speaker, with no other entry of the speaker in between.
 
-    id: the first entry. after: the entry before it in the journal, of any speaker. said: a tool call of its message
-    follows, so that it is no part of the answer, and a restart cannot make it void.
+    id: the first entry. after: the entry before it in the journal, of any speaker. said: the text stands before a tool
+    call of its message. It is then no part of the answer, and a restart cannot make it void.
     """
 
     id: str
@@ -98,14 +98,14 @@ Part = Text | Call | Entry
 
 @dataclass(frozen=True, slots=True)
 class ResponseState:
-    """`last` is the id of the last entry, `end` the terminal entry."""
+    """The state after some entries. last: the id of the last entry. end: the terminal entry."""
 
     last: str = NO_ENTRY
     parts: tuple[Part, ...] = ()
     end: Entry | None = None
 
     def events(self, kind: type[Known]) -> Iterator[Known]:
-        """All events of a type, oldest first; of text and tool calls none."""
+        """Return all events of a type, oldest first; none for text and tool calls."""
         return (part.event for part in self.parts if isinstance(part, Entry) and isinstance(part.event, kind))
 
     @property
@@ -114,7 +114,7 @@ class ResponseState:
 
     @property
     def answer(self) -> str:
-        """The answer's text so far, without text that was said before a tool call."""
+        """The answer's text so far, without text before a tool call."""
         return "".join(text.text for text in self.texts(EntryType.ANSWER) if not text.said)
 
     @property
@@ -123,7 +123,7 @@ class ResponseState:
         return "".join(text.text for text in self.texts(EntryType.THINKING))
 
     def unfinished(self, kind: EntryType) -> str:
-        """The answer's text, or its thinking, behind the last whole message."""
+        """Return the answer's text, or its thinking, after the last whole message."""
         found: list[str] = []
         for part in reversed(self.parts):
             if isinstance(part, Text) and part.kind is kind and part.speaker is None:
@@ -133,12 +133,12 @@ class ResponseState:
         return "".join(reversed(found))
 
     def texts(self, kind: EntryType) -> Iterator[Text]:
-        """The answer's runs of text, or its thinking; also those that were said before a tool call."""
+        """Return the answer's runs of text, or its thinking, also those before a tool call."""
         return (p for p in self.parts if isinstance(p, Text) and p.kind is kind and p.speaker is None)
 
     @property
     def unsettled(self) -> dict[Speaker, str]:
-        """By speaker the last entry before text that neither a whole message nor a restart follows."""
+        """By speaker, the last entry before text that no whole message and no restart follows."""
         found: dict[Speaker, str] = {}
         for part in self.parts:
             if isinstance(part, Text):

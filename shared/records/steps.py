@@ -1,8 +1,8 @@
-"""What happened in the queries of a session, for as long as the session is there: journals end a day after their query.
+"""The record of each query of a session, which stays as long as the session; journals expire after a day.
 
-The compacted record of each query's journal (`shared.records.compaction`) is stored under its id in one hash of the
-session, and beside it what others said of the answer later. It is written once, with the journal's terminal entry. It
-is removed with the turn or the session, and nothing restores it later.
+One hash of the session has, by query id, the compacted journal (`shared.records.compaction`). Beside it are the later
+judgements of the answer. A record is written once, with the journal's terminal entry. It is removed with the turn or
+the session, and nothing restores it later.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shared.records.response_state import replay
 from shared.records.sessions import Sessions, Turn
 from shared.telemetry.unread import not_understood
 
-# Only A's answers are shown to people.
+# Users see only A's answers.
 _SHOWN = "A"
 _UNANSWERED = "unanswered"
-# More than a session has queries without an answer: one look finds them all.
+# More than a session has unanswered queries: one HSCAN returns them all.
 _SCAN = 100_000
 
 _KEEP = script("store_steps", "before", "deleted")
@@ -42,7 +42,7 @@ _JUDGE = script("store_judgement", "before", "deleted")
 
 
 class Unanswered(BaseModel):
-    """A question without an answer. `error`: of a failed one."""
+    """A question without an answer. error: the failure's code and message."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -54,13 +54,13 @@ class Unanswered(BaseModel):
 
 
 def keeping(session_id: str, query_id: str, events: Sequence[Event], why: Unanswered | None = None) -> Command:
-    """Keeps what happened in a query; a repeat changes nothing. why: there is no answer, and so no turn."""
+    """Return the command that stores the record of a query; a repeat changes nothing. why: if there is no answer."""
     keys = (session_key(session_id), deleted_key(session_id), steps_key(session_id))
     return _KEEP(keys, query_id, bounded(events), why.model_dump_json() if why else "")
 
 
 def unanswered(query: QueryReceived, end: KnownEvent) -> Unanswered | None:
-    """A question that ended so, without an answer; None where it has one, or where its client keeps the history."""
+    """Return the question as unanswered; None if it has an answer, or if its client has the history."""
     if isinstance(end, Completed) or query.messages is not None:
         return None
     said = {"query": query.query, "mode": query.mode, "after": query.after}
@@ -70,7 +70,7 @@ def unanswered(query: QueryReceived, end: KnownEvent) -> Unanswered | None:
 
 
 async def keep_ended(bus: Bus, query: QueryReceived, query_id: str) -> None:
-    """Keeps what happened in a query whose journal has ended: its owner may have died before it could."""
+    """Store the record of a query whose journal has ended: its owner may have died before it stored the record."""
     journal = await read_journal(bus, journal_key(query_id, _SHOWN))
     state = replay(entry.typed() for entry in journal if entry.type not in LATE)
     if state.end is None or isinstance(state.end.event, Unknown):
@@ -91,17 +91,16 @@ async def tell_after(
     message_id: str,
     once: str,
 ) -> None:
-    """Adds what another participant says of a response after its end (critique, pairwise, reward): to its journal, and
-    for people to its session, where the newest of each kind stays.
+    """Append a later judgement of a response (critique, pairwise, reward) to its journal, and store it in its session.
 
-    message_id: the entry id of the message that the participant published; it places the event among others. once: a
-    name under which the journal has it at most one time.
+    The session has the newest judgement of each type, for respondent A only. message_id: the entry id of the message
+    that the participant published; judgements are ordered by it. once: the idempotency key in the journal.
     """
     query_id, _, respondent = response.rpartition(":")
     await append_after(bus, journal_key(query_id, respondent), event, once=once)
     if respondent != _SHOWN:
         return
-    # an answer that another program wrote is in no session
+    # The answer of another program is in no session.
     with contextlib.suppress(ValueError, DecodeError):
         keys = (session_key(session_id), deleted_key(session_id), steps_key(session_id), turns_key(session_id, _SHOWN))
         place, value = f"{padded(query_id)} ", orjson.dumps([shown(event), message_id])
@@ -109,9 +108,9 @@ async def tell_after(
 
 
 async def read_steps(bus: Bus, session_id: str, turn: Turn | None, query_id: str) -> list[Event] | None:
-    """What is kept of a query of the session, oldest first, with what was thought of its answer; None when nothing is.
+    """Return the stored events of a query and its later judgements, oldest first; None if nothing is stored.
 
-    turn: the query's, which has the answer's text.
+    turn: the query's turn, which has the answer's text.
     """
     fields = [query_id, *(f"{query_id} {kind.value}" for kind in _LATE)]
     record, *late = await bus.link.call("HMGET", steps_key(session_id), *fields)
@@ -126,7 +125,7 @@ async def read_steps(bus: Bus, session_id: str, turn: Turn | None, query_id: str
     judged = [(kind, *said) for kind, raw in zip(_LATE, late, strict=True) if (said := _said(query_id, raw))]
     place = (0, 0)
     for kind, data, message_id in sorted(judged, key=lambda one: order(one[2])):
-        # two streams may have given the same id
+        # Messages of two streams may have the same id.
         place = max((place[0], place[1] + 1), order(message_id))
         events.append((f"{place[0]}-{place[1]}", kind.value, data))
     return events or None
@@ -140,7 +139,7 @@ def _said(query_id: str, raw: bytes | None) -> tuple[dict[str, Any], str] | None
         return None
     try:
         data, message = orjson.loads(raw)
-        # earlier releases wrote the message's subject too
+        # Earlier releases stored the message's subject, too.
         message_id = message if isinstance(message, str) else message[1]
         order(message_id)
         return dict(data), message_id
@@ -150,7 +149,7 @@ def _said(query_id: str, raw: bytes | None) -> tuple[dict[str, Any], str] | None
 
 
 async def read_unanswered(bus: Bus, session_id: str) -> dict[str, Unanswered]:
-    """The session's questions without an answer, by their ids."""
+    """Return the session's unanswered questions by their ids."""
     _, raw = await bus.link.call("HSCAN", steps_key(session_id), 0, "MATCH", f"* {_UNANSWERED}", "COUNT", _SCAN)
     found: dict[str, Unanswered] = {}
     for name, value in zip(raw[::2], raw[1::2], strict=True):

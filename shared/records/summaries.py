@@ -1,7 +1,7 @@
-"""The running summary of a session's older turns: kept beside them, never in their place.
+"""The running summary of a session's older turns, stored beside them, never in their place.
 
-It rests on turns. A turn that is taken out of the session takes the summary with it, and one that is written meanwhile
-from turns that are no longer there is refused: both in the same step as the change.
+The script that removes a turn from the session also removes the summary. The script that stores a summary refuses it
+if one of its turns is missing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class Summary:
         return order(query_id) <= order(self.until)
 
     def tells_of(self, turns: Sequence[Turn], after: str | None = None) -> bool:
-        """Whether it covers nothing but this conversation: turns of one, oldest first, up to the query `after`. It does
-        not, where one of them stands behind a turn that is older than the last one covered, and is newer itself."""
+        """Return whether it covers only this conversation: these turns, oldest first, up to the query `after`.
+
+        It covers another one too if a turn after its last covered turn continues from an earlier turn than that.
+        """
         reach = order(self.until)
         bounds = [(turn.after, order(turn.query_id)) for turn in turns] + [(after, None)]
         return not any(bound and order(bound) < reach and (place is None or reach < place) for bound, place in bounds)
@@ -55,7 +57,7 @@ class Summary:
 
 
 def reading(session_id: str) -> Command:
-    """Asks for a session's summary, together with other things."""
+    """Return the command that reads a session's summary (see `summary_of`)."""
     return ("HGETALL", summary_key(session_id))
 
 
@@ -67,7 +69,7 @@ def list_or_nothing(text: str) -> Any:
 
 
 def summary_of(session_id: str, raw: Reply) -> Summary | None:
-    """The summary, of what `reading` was answered."""
+    """Return the summary in the reply to `reading`."""
     if not raw:
         return None
     values = pairs(raw)
@@ -76,7 +78,7 @@ def summary_of(session_id: str, raw: Reply) -> Summary | None:
     try:
         order(summary.until)
     except ValueError:
-        not_understood("the summary of a session", summary_key(session_id), "it does not say how far it reaches")
+        not_understood("the summary of a session", summary_key(session_id), "its last query has no valid id")
         return None
     return summary
 
@@ -97,9 +99,11 @@ class Summaries:
         text: str,
         instead: Summary | None = None,
     ) -> bool:
-        """A summary of what `before` tells and of the turns after it, oldest first, which are at least one; False when
-        one of these, or the session, is no longer there, or somebody else has written one meanwhile. instead: the one
-        of another conversation of the session, whose place it takes."""
+        """Store a summary of `before` and the turns after it, oldest first, at least one.
+
+        Returns False when a turn or the session is missing, or another replica has stored a summary meanwhile.
+        instead: the summary of another conversation of the session, which this one replaces.
+        """
         told = len(turns) + (before.turns if before else 0)
         attached = [*(before.attachments if before else ()), *(file for turn in turns for file in turn.attachments)]
         # Each file once, at its last place.
