@@ -293,13 +293,6 @@ async def test_a_sentence_is_kept_and_found(memory: MemoryClient) -> None:
     assert "Saved: The meeting is in Leipzig." in (await memory.tool("search_memory", query="meeting Leipzig")).result
 
 
-async def test_the_older_names_and_arguments_still_work(memory: MemoryClient) -> None:
-    assert (await memory.tool("memory_save", key="user.pet", value="A cat.")).result == "Memory saved: user.pet"
-    assert (await memory.tool("recall_memory", topic="user.pet")).result == "[Memory: user.pet]\nA cat."
-    for name in ("recall_memory", "memory_recall", "search_memories"):
-        assert "A cat." in (await memory.tool(name, query="user pet cat")).result
-
-
 async def test_a_deleted_topic_can_be_saved_again(memory: MemoryClient) -> None:
     await memory.tool("save_topic", topic="user.pet", content="A cat.")
     assert (await memory.manage("topic_delete", topic="user.pet"))["found"]
@@ -451,19 +444,3 @@ async def test_lines_that_are_wrong_are_named_and_the_others_taken(memory: Memor
     assert (result["imported"], [error["line"] for error in result["errors"]]) == (1, [0, 1, 2])
     (engram,) = (await memory.engrams()).values()
     assert engram["time"] == 1_740_823_200_000
-
-
-async def test_pages_of_engrams_are_newest_first_and_miss_none(memory: MemoryClient) -> None:
-    said = [response(f"Question {n}?", "Yes.") for n in range(7)]
-    await memory.publish(*said)
-    await memory.idle()
-    seen: list[str] = []
-    cursor = None
-    while True:
-        page = await memory.manage("list", limit=3, cursor=cursor)
-        seen += [engram["id"] for engram in page["engrams"]]
-        cursor = page["cursor"]
-        if cursor is None:
-            break
-    assert seen == [one.response_id for one in reversed(said)]
-    assert (await memory.managed("list", cursor="nonsense")).error == "cursor: one that a page has given is expected"

@@ -27,7 +27,6 @@ from services.reward.database import Database
 from services.reward.service import app
 from services.reward.settings import RewardSettings
 from services.reward.store import Store
-from services.reward.votes import Part
 from shared.bus import Bus
 from shared.bus.keys import journal_key
 from shared.contracts import (
@@ -547,21 +546,3 @@ def test_a_database_belongs_to_one_process_whatever_path_leads_to_it(tmp_path: P
                     refused.result()
         owner.kill()
     Store(tmp_path / "link").close()
-
-
-def test_what_is_old_and_was_never_compared_or_rated_is_removed_with_its_grade(tmp_path: Path) -> None:
-    store = Store(tmp_path / "p.sqlite")
-    for n in (1, 2, 3):
-        common = {"response_id": f"{n}-1:A", "query_id": f"{n}-1", "session_id": "s", "time": n}
-        answer = {"user_id": "u", "respondent": "A", "query": "q", "answer": "a", "messages": "[]", "config": "{}"}
-        store.put("responses", {**common, **answer, "intent": "chat", "tools": 0})
-        store.put("critiques", {**common, "score": 4, "feedback": "f", "rubric": "r"})
-    vote = {"response_id": "1-1:A", "query_id": "1-1", "session_id": "s", "user_id": "u"}
-    store.vote(vote, {"thumb": Part((1, 0), "positive")})
-    removed, place = store.prune(before=3)
-    assert removed == 1
-    assert place is not None
-    assert store.prune(before=3, after=place) == (1, None)
-    counts = store.counts()
-    store.close()
-    assert (counts["responses"], counts["critiques"], counts["votes"]) == (2, 2, 1)
