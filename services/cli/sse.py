@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import orjson
 
 from services.cli.api import Api, ApiError, unreachable
 from shared.records.events import TERMINAL
@@ -41,11 +41,11 @@ class Parser:
         self._data: list[str] = []
 
     def feed(self, line: str) -> Event | None:
-        """One line without its end; an empty line completes an event. Raises ValueError when its data is not JSON."""
+        """Read one line without its end; return the event that an empty line completes."""
         if not line:
             event = None
             if self._data:
-                event = Event(self._id, self._type or "message", json.loads("\n".join(self._data)))
+                event = Event(self._id, self._type or "message", _object("\n".join(self._data)))
             self._type, self._data = "", []
             return event
         name, _, value = line.partition(":")
@@ -58,6 +58,15 @@ class Parser:
             case "data":
                 self._data.append(value)
         return None
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text; an empty one for malformed data, which a journal may have."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class QueryStream:
@@ -146,11 +155,7 @@ class QueryStream:
                 raise ApiError("not_a_stream", f"{response.url} did not answer with an event stream")
             parser = Parser()
             async for line in lines(response):
-                try:
-                    event = parser.feed(line)
-                except ValueError as exc:
-                    raise ApiError("malformed_event", f"the gateway sent an event that is not JSON: {exc}") from exc
-                if event is not None:
+                if (event := parser.feed(line)) is not None:
                     self._last = event.id or self._last
                     yield event
         finally:
@@ -166,4 +171,4 @@ async def lines(response: httpx.Response) -> AsyncGenerator[str, None]:
     async for chunk in response.aiter_bytes():
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
-            yield line.removesuffix(b"\r").decode()
+            yield line.removesuffix(b"\r").decode(errors="replace")

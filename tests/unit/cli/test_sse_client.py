@@ -114,6 +114,22 @@ def test_comments_and_unknown_fields_are_skipped_and_data_lines_are_joined() -> 
     assert [e for line in lines if (e := parser.feed(line))] == [Event("1-1", "answer", {"text": "a"})]
 
 
+@pytest.mark.parametrize(
+    "data", [b"{", b"[1]", b"null", b"\xff", b"[" * 100_000, b'{"text":"\\ud800"}'],
+    ids=["cut off", "a list", "null", "not UTF-8", "nested too deeply", "half a surrogate pair"],
+)  # fmt: skip
+async def test_stream_passes_over_malformed_data_of_an_event(
+    loopback_gateway: Any, event_head: Callable[..., bytes], chunk: Callable[[bytes], bytes], data: bytes
+) -> None:
+    async def play(_heard: Any, writer: asyncio.StreamWriter) -> None:
+        malformed = b"id: 1-1\nevent: notice\ndata: " + data + b"\n\n"
+        writer.write(event_head() + chunk(malformed) + chunk(frame(*EVENTS[-1])) + b"0\r\n\r\n")
+
+    loopback_gateway.play = play
+    async with Api(loopback_gateway.settings()) as api:
+        assert await collected(QueryStream(api)) == [("1-1", "notice", {}), EVENTS[-1]]
+
+
 def test_an_event_type_does_not_leak_into_the_next_event() -> None:
     parser = Parser()
     for line in ("event: answer", "data: {}", ""):
