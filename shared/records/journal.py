@@ -55,6 +55,8 @@ _KNOWN = {kind.value.encode(): kind for kind in EntryType}
 # Entries of the first read from the end, which usually has the terminal entry and the later ones.
 _LAST = 4
 _PAGE = 256
+# More digits are no time in ms, and `int` refuses thousands of them.
+_TIME_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,15 @@ class JournalEntry:
         Large entries have no data there: `_whole` reads it.
         """
         try:
-            return [
+            found = [
                 JournalEntry(str(entry_id), _known(str(kind)), int(time), b"" if value is None else orjson.dumps(value))
                 for entry_id, kind, time, value in orjson.loads(self.told)
             ]
+            for entry in found:
+                order(entry.id)
         except (ValueError, TypeError):
             return None
+        return found
 
     @staticmethod
     def parse(entry: Entry) -> JournalEntry:
@@ -110,7 +115,7 @@ class JournalEntry:
             kind, time, data = raw.get(b"type", b""), raw.get(b"time", b""), raw.get(b"data", b"{}")
             told, token = raw.get(b"told", b""), raw.get(b"token", b"")
         known = _KNOWN.get(kind) or kind.decode(errors="backslashreplace")
-        number = int(time) if time.isdigit() else 0
+        number = int(time) if time.isdigit() and len(time) <= _TIME_DIGITS else 0
         return JournalEntry(entry[0], known, number, data, told, token.decode(errors="replace"))
 
 

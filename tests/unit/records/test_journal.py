@@ -25,6 +25,7 @@ from shared.records.journal import EntryType, JournalEntry, response_id
             JournalEntry("1-2", EntryType.TOOL_REQUEST, 7, b"{}", b"", "t\ufffd"),
         ),
         (["type", "hologr\xff", "time", "-7", "data", "x"], JournalEntry("1-2", "hologr\\xff", 0, b"x")),
+        (["type", "answer", "time", "9" * 5_000, "data", "{}"], JournalEntry("1-2", EntryType.ANSWER, 0, b"{}")),
         (["type", "hologram", "time", "soon"], JournalEntry("1-2", "hologram", 0, b"{}")),
         (["type", "state", "odd"], JournalEntry("1-2", EntryType.STATE, 0, b"{}")),
         ([], JournalEntry("1-2", "", 0, b"{}")),
@@ -60,7 +61,7 @@ def test_an_end_tells_of_the_entries_before_it_without_the_data_of_large_ones() 
     ]
     assert end([]).earlier() == []
     at: list[Any] = ["3-1", "notice"]
-    for nothing in (b"", b"{", 5, [at], [[*at, "soon", {}]], [[*at, None, {}]]):
+    for nothing in (b"", b"{", 5, [at], [[*at, "soon", {}]], [[*at, None, {}]], [["x", "answer", 5, {}]]):
         assert end(nothing).earlier() is None
 
 
