@@ -245,26 +245,46 @@ async def test_what_a_respondent_that_is_away_has_not_read_comes_to_nothing(
         await town.clean()
 
 
-async def test_respondent_frozen_during_deletion_brings_nothing_back(
-    redis_url: str, raw: redis.Redis, tmp_path: Path
-) -> None:
-    """Its connections stand still: it reads no cancellation, and its writes arrive after the deletion."""
+@contextlib.asynccontextmanager
+async def freezable(redis_url: str, raw: redis.Redis, tmp_path: Path) -> AsyncIterator[tuple[Town, Proxy]]:
+    """A respondent and the proxy before its Redis: a frozen one carries no cancellation, and no write until later."""
     async with stage(redis_url, RULES, replicas=0) as on, contextlib.AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(Proxy(redis_url))
         behind = GeneratorSettings(**on.settings.model_dump() | {"redis_url": proxy.url})
         await stack.enter_async_context(running(respondent(behind), behind))
         site = await stack.enter_async_context(serving(gateway_settings(redis_url, tmp_path)))
         await announced(redis_url, "generator")
-        town = Town(site, on, raw)
+        yield Town(site, on, raw), proxy
+
+
+async def test_respondent_frozen_during_deletion_brings_nothing_back(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
+    async with freezable(redis_url, raw, tmp_path) as (town, proxy):
         query_id = await town.ask(f"hold {WORD}")
-        await on.seen(query_id, EntryType.ANSWER)
-        proxy.hold_connections()
+        await town.stage.seen(query_id, EntryType.ANSWER)
+        proxy.freeze()
         await town.delete()
         assert [place for place in town.traces() if place != QUERY_RECEIVED.stream and "journal" not in place] == []
-        proxy.release()
-        await on.idle()
+        proxy.thaw()
+        await town.stage.idle()
         await town.clean()
-        assert await on.sessions.info("s") is None
+        assert await town.stage.sessions.info("s") is None
+
+
+async def test_respondent_frozen_during_an_edit_removes_its_answer(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
+    async with freezable(redis_url, raw, tmp_path) as (town, proxy):
+        query_id = await town.ask(f"hold {WORD}")
+        await town.stage.seen(query_id, EntryType.ANSWER)
+        proxy.freeze()
+        again = await town.ask("other words", instead_of=query_id)
+        proxy.thaw()
+        await town.stage.ended(again)
+        await town.stage.idle()
+        assert [turn.query_id for turn in await town.stage.turns("s")] == [again]
+        assert not raw.exists(journal_key(query_id, "A"), record_key(query_id))
 
 
 async def test_answer_edited_away_before_its_grade_leaves_nothing(town: Town) -> None:

@@ -12,13 +12,12 @@ import pytest
 import pytest_asyncio
 from support.http_gateway import gateway_settings, serving
 from support.openai_place import Place, open_place
+from support.proxy import Proxy, once
 from support.waiting import eventually
 
-from services.gateway.queries import versions
 from shared.bus import order
-from shared.bus.keys import journal_key, record_key, session_key
+from shared.bus.keys import journal_key, record_key, session_key, turns_key
 from shared.contracts import QUERY_FORGET, RESPONSE_GENERATION
-from shared.errors import BusUnavailable
 from shared.records.journal import EntryType
 from shared.records.sessions import MAX_TURNS, Sessions, Turn, before
 
@@ -142,21 +141,29 @@ async def test_other_words_take_the_question_and_what_came_after_it_away(chat: C
         assert (keys, await chat.place.on.published(RESPONSE_GENERATION, gone)) == (0, [])
 
 
-async def test_a_repeated_request_asks_once_and_finishes_what_was_broken_off(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_repeated_edit_finishes_what_another_gateway_began(chat: Chat, tmp_path: Path) -> None:
+    """That gateway has lost Redis before its last step."""
     first = await chat.ask("before")
     key = {"Idempotency-Key": f"again-{chat.name}"}
     body = {"query": "after", "session_id": chat.name, "instead_of": first}
+    async with (
+        Proxy(chat.place.on.settings.redis_url) as proxy,
+        serving(gateway_settings(proxy.url, tmp_path)) as breaking,
+    ):
+        reached = asyncio.Event()
 
-    async def broken_off(*_: Any) -> None:
-        raise BusUnavailable("the connection broke")
+        async def lose() -> None:
+            reached.set()
+            await asyncio.Event().wait()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Sessions, "bring", broken_off)
-        assert (await chat.http.post("/query", json=body, headers=key)).status_code == 503
-    (asked,) = await chat.listed()
-    answers = [await chat.http.post("/query", json=body, headers=key) for _ in range(2)]
+        proxy.before = once(turns_key(chat.name, "B").encode(), lose)
+        broken = asyncio.create_task(breaking.http.post("/query", json=body, headers=key))
+        async with asyncio.timeout(60):
+            await reached.wait()
+        (asked,) = await chat.listed()
+        answers = [await chat.http.post("/query", json=body, headers=key) for _ in range(2)]
+        broken.cancel()
+        proxy.cut()
     assert [answer.json()["query_id"] for answer in answers] == [asked["query_id"]] * 2
     assert [query for query, _ in await chat.held()] == ["after"]
 
@@ -180,25 +187,6 @@ async def test_a_question_that_is_still_answered_stops(chat: Chat, words: str) -
     for stopped in (running, behind):
         state = await chat.http.get(f"/queries/{stopped}")
         assert state.status_code == 404 or state.json()["state"] == "cancelled"
-
-
-async def test_an_answer_that_does_not_stop_in_time_leaves_when_it_does(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # its generator was away for a moment
-    monkeypatch.setattr(versions, "STOPPING", -1.0)
-    stalls = {"text": "one two three", "fault": {"kind": "stall", "after": 2}}
-    chat.place.rules({"when": {"user": "^hold"}, "respond": stalls}, {"respond": {"text": "You asked: <<query>>"}})
-    await chat.ask("zero")
-    running = await chat.ask("hold", status=202, wait=False)
-    await chat.place.on.seen(running, EntryType.ANSWER)
-    again = await chat.ask("other words", instead_of=running)
-    await chat.place.on.idle()
-    assert [query for query, _ in await chat.held()] == ["zero", "other words"]
-    assert [one["query_id"] for one in await chat.listed() if one["state"] != "completed"] == []
-    assert (await chat.shown())["tip"] == again
-    assert await chat.forgotten() == [running]
-    assert await chat.place.on.bus.link.call("EXISTS", journal_key(running, "A"), record_key(running)) == 0
 
 
 async def test_a_question_that_failed_is_asked_again_in_its_place(chat: Chat) -> None:
