@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.generator.loop import ClientCall, Message, Reply, call_of_message, tool_message
-from services.generator.recall import Recall, recall
+from services.generator.recorded import recorded_reply, recorded_result
 from shared.bus import Bus
 from shared.bus.keys import journal_key, record_key
 from shared.contracts import ChatToolCall, ChatTurnMessage, ToolCallRecord
 from shared.llm.port import ToolCall
 from shared.records.journal import read_journal, response_id
+from shared.records.response_state import ResponseState, replay
 
 _ID = re.compile(r"call_(\d{1,15})_(\d{1,10})_(\d{1,4})_(\d{1,4})")
 _NO_RESULT = "[no result was given]"
@@ -61,19 +62,19 @@ def _origin(message: ChatTurnMessage) -> dict[str, Any] | None:
     return {"query": f"{match[1]}-{match[2]}", "step": int(match[3])} if match else None
 
 
-async def _run(bus: Bus, user_id: str, query_id: str) -> Recall | None:
-    """What the journal of the user's own query holds."""
+async def _run(bus: Bus, user_id: str, query_id: str) -> ResponseState | None:
+    """Return the response to the user's own query."""
     if await bus.link.call("HGET", record_key(query_id), "user_id") != user_id.encode():
         return None
-    return recall(await read_journal(bus, journal_key(query_id, "A")))
+    return replay(entry.typed() for entry in await read_journal(bus, journal_key(query_id, "A")))
 
 
-def _told(query_id: str, run: Recall, last: int, message: ChatTurnMessage) -> list[Message]:
+def _told(query_id: str, run: ResponseState, last: int, message: ChatTurnMessage) -> list[Message]:
     """Return the messages of a run up to `message`, which has client calls."""
     found: list[Message] = []
     unknown = Reply(message.content, message.thinking or "", [], "tool_calls", "")
     for step in range(last + 1):
-        reply = run.replies.get(("", step), unknown)
+        reply = recorded_reply(run, "", step) or unknown
         done = {
             place: record for place in range(len(reply.tool_calls)) if (record := _record(run, query_id, step, place))
         }
@@ -95,8 +96,8 @@ def _placed(call: ChatToolCall, reply: Reply) -> tuple[int, dict[str, Any]]:
     return place, call_of_message(ToolCall(call.id, call.name, call.args, signature=made))
 
 
-def _record(run: Recall, query_id: str, step: int, position: int) -> ToolCallRecord | None:
-    return run.results.get(f"{response_id(query_id, 'A')}:{step}:{position}")
+def _record(run: ResponseState, query_id: str, step: int, position: int) -> ToolCallRecord | None:
+    return recorded_result(run, f"{response_id(query_id, 'A')}:{step}:{position}")
 
 
 def _unanswered(waiting: dict[str, str]) -> list[Message]:

@@ -18,6 +18,7 @@ from services.generator.context import EARLIER_SHARE, EarlierFile, Message, Rate
 from shared.contracts import FILES_ALONE, ChatTurnMessage
 from shared.participant.files import Files, FilesRefused, FilesUnavailable
 from shared.records.events import FilesSent, SentEarlier
+from shared.records.response_state import ResponseState
 from shared.records.sessions import Turn, words_of
 
 # The share of the prompt's room for all texts of earlier messages together.
@@ -58,6 +59,16 @@ class Earlier:
         """Return the decision for the journal."""
         forms = self.forms.items()
         return FilesSent(files=[SentEarlier(id=id, name=self.files[id].name, sent=form) for id, form in forms])
+
+
+def recorded_forms(state: ResponseState) -> dict[str, Form] | None:
+    """Return the forms of files that the journal has; None if it has no decision.
+
+    A form of a newer release is left out: the file is looked up again.
+    """
+    known = {form.value for form in Form}
+    sent = state.newest(FilesSent)
+    return None if sent is None else {file.id: Form(file.sent) for file in sent.files if file.sent in known}
 
 
 def in_summary(file: EarlierFile, form: Form) -> EarlierFile:

@@ -9,11 +9,11 @@ from services.generator.attachments import AttachmentMissing, AttachmentsUnavail
 from services.generator.client_tool_calls import client_call_id
 from services.generator.compaction import Past, due
 from services.generator.context import IMAGE_TOKENS, Rates
+from services.generator.grades import recorded_low_grade
 from services.generator.identities import UnknownPersona
 from services.generator.loop import Answer
 from services.generator.machine import IDLE
 from services.generator.opening import check_owner
-from services.generator.recall import partial_text
 from services.generator.response_constraints import UnusableForm
 from services.generator.response_run import ResponseRun
 from services.generator.results import as_observed, as_told
@@ -37,7 +37,7 @@ from shared.records import events
 from shared.records.compaction import compacted
 from shared.records.events import Entry, KnownEvent
 from shared.records.journal import closing, read_journal
-from shared.records.response_state import apply
+from shared.records.response_state import ResponseState, apply, replay
 from shared.records.sessions import Turn
 from shared.records.steps import keeping, unanswered
 from shared.telemetry.logging import get_logger
@@ -102,7 +102,7 @@ async def end(run: ResponseRun, ending: Ending) -> None:
         case Failure(code, text):
             log.warning("query.failed", code=code, reason=text)
             await _fail_state(run)
-            await _close(run, events.Failed(code=code, message=text, usage=Usage(**run.replay.spent())))
+            await _close(run, events.Failed(code=code, message=text, usage=Usage(**run.state.spent)))
         case Cancelled():
             await _cancel(run)
 
@@ -176,11 +176,11 @@ async def _publish(run: ResponseRun, finished: Finished) -> None:
     ]
     turn: list[Command] = []
     if query.messages is None:
-        turn = [*_store_turn(run, answer.text, finished.rates), *_request_summary(run, finished)]
+        turn = [*_store_turn(run, run.state, answer.text, finished.rates), *_request_summary(run, finished)]
     elif query.kept:
         # A new session is made with its first answer.
         await check_owner(run.deps, query, caller.query_id)
-        turn = _store_turn(run, _final_text(run, answer), finished.rates)
+        turn = _store_turn(run, run.state, _final_text(run, answer), finished.rates)
     await run.writer.publish(messages, turn)
 
 
@@ -219,9 +219,11 @@ def _prefill(run: ResponseRun) -> str:
     return last.content if last and last.role == "assistant" and not last.tool_calls else ""
 
 
-def _store_turn(run: ResponseRun, answer: str, rates: Rates | None, *, interrupted: bool = False) -> list[Command]:
+def _store_turn(
+    run: ResponseRun, state: ResponseState, answer: str, rates: Rates | None, *, interrupted: bool = False
+) -> list[Command]:
     """Return the commands that store the turn."""
-    low_grade = run.replay.low_grade
+    low_grade = recorded_low_grade(state)
     turn = Turn(
         run.caller.query_id,
         run.query.query,
@@ -241,17 +243,19 @@ def _store_turn(run: ResponseRun, answer: str, rates: Rates | None, *, interrupt
 async def _cancel(run: ResponseRun) -> None:
     """Store the partial answer in the session as an interrupted turn, and end the journal."""
     bus = run.deps.context.bus
-    answer, thinking = partial_text(await read_journal(bus, run.writer.key))
+    # Entries on their way when the query was cancelled may be missing in the journal: read it again.
+    state = replay(entry.typed() for entry in await read_journal(bus, run.writer.key))
+    answer, thinking = state.answer, state.thinking
     await _fail_state(run)
     if run.query.messages is None and answer.strip():
-        await bus.link.pipe(_store_turn(run, answer, None, interrupted=True))
-    await _close(run, events.Cancelled(answer=answer, thinking=thinking, usage=Usage(**run.replay.spent())))
+        await bus.link.pipe(_store_turn(run, state, answer, None, interrupted=True))
+    await _close(run, events.Cancelled(answer=answer, thinking=thinking, usage=Usage(**state.spent)))
 
 
 async def _fail_state(run: ResponseRun) -> None:
     if run.machine.state != IDLE:
         # The journal does not have this transition, wherever the replay stands.
-        run.replay.states = 0
+        run.transitions_left = 0
         await run.transition("FAIL")
 
 

@@ -13,9 +13,9 @@ from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat,
 from services.generator.compaction import Past
 from services.generator.context import Conversation, split_turns
 from services.generator.conversation import Instructions, of_session
-from services.generator.earlier import Earlier, Loader, given_history, with_files_of
+from services.generator.earlier import Earlier, Loader, given_history, recorded_forms, with_files_of
 from services.generator.ending import Finished
-from services.generator.grades import last_low_grade
+from services.generator.grades import last_low_grade, recorded_low_grade
 from services.generator.identities import Identities, load_identities
 from services.generator.loop import Answer, Message, run_agent
 from services.generator.machine import IDLE
@@ -26,7 +26,7 @@ from services.generator.steps import JournalSteps
 from shared.contracts import ChatTurnMessage, Deliberation, listed_tools
 from shared.envelope import entry_ms
 from shared.llm.port import ModelFacts, ToolCall
-from shared.records.events import PersonaDone, PersonaWorking
+from shared.records.events import ModelMessage, PersonaDone, PersonaWorking
 from shared.records.sessions import Turn
 from shared.zones import date_line
 
@@ -74,17 +74,16 @@ async def _note_low_grade(run: ResponseRun, turns: Sequence[Turn]) -> None:
     query = run.query
     wanted = run.settings.tell_low_grade and run.settings.respondent_id == "A" and not query.plain
     # A client that returns tool results continues a turn whose prompt had the note.
-    if not wanted or query.following or run.replay.low_grade is not None or run.replay.replies:
+    if not wanted or query.following or recorded_low_grade(run.state) or run.state.newest(ModelMessage):
         return
     found = await last_low_grade(run.deps.context.bus, await _client_turns(run) if query.kept else turns)
     if found is not None:
         await run.writer.append(found.event())
-        run.replay.low_grade = found
 
 
 async def _conversation(run: ResponseRun, past: Past) -> Conversation:
     """Return the conversation before the question, from the session or from the client's history."""
-    query, low_grade = run.query, run.replay.low_grade
+    query, low_grade = run.query, recorded_low_grade(run.state)
     note = low_grade.note if low_grade is not None else ""
     instructions = Instructions(_date_line(run), query.system_prompt or "", note)
     prompt = "" if query.plain else instructions.prompt(run.settings.system_prompt)
@@ -94,10 +93,9 @@ async def _conversation(run: ResponseRun, past: Past) -> Conversation:
         history, earlier = await _given_history(run, query.messages)
         given, turns = split_turns(history)
         conversation = Conversation([{"role": "system", "content": prompt}, *given], turns)
-    if earlier.forms and run.replay.earlier is None:
+    if earlier.forms and recorded_forms(run.state) is None:
         # Record first: a replica that takes the answer over must send the files in the same form.
         await run.writer.append(earlier.event())
-        run.replay.earlier = dict(earlier.forms)
     return conversation
 
 
@@ -140,7 +138,7 @@ async def _following(run: ResponseRun) -> list[Message]:
 
 
 async def _loader(run: ResponseRun) -> Loader:
-    return Loader(run.deps.files, await _wanted(run), run.replay.earlier or {})
+    return Loader(run.deps.files, await _wanted(run), recorded_forms(run.state) or {})
 
 
 async def _wanted(run: ResponseRun) -> Wanted:
@@ -229,21 +227,20 @@ async def _deliberate(
         partial(_progress, run),
         partial(_retrieve, run, conversation, options),
     )
-    answer.usage = answer.usage.model_copy(update=run.replay.spent())
+    answer.usage = answer.usage.model_copy(update=run.state.spent)
     return answer, deliberations
 
 
 async def _progress(run: ResponseRun, what: str, seat: Seat, data: dict[str, Any]) -> None:
     """Write that a persona works or is done, unless the journal has it."""
     model = PersonaWorking if what == "working" else PersonaDone
-    if (model.type, seat.persona, seat.round) not in run.replay.progress:
+    if all(event.speaker != (seat.persona, seat.round) for event in run.state.events(model)):
         await run.writer.append(model(persona=seat.persona, round=seat.round, **data))
 
 
 async def _retrieve(run: ResponseRun, conversation: Conversation, options: dict[str, Any]) -> str | None:
     """Return memories for the question if the model cannot call tools."""
-    unsupported = "tools_unsupported" in run.replay.notices
-    if not unsupported or "search_memory" not in await run.deps.tools.schemas():
+    if not run.has_notice("tools_unsupported") or "search_memory" not in await run.deps.tools.schemas():
         return None
     steps = _steps(run, conversation, options, Seat("context", 0), PERSONA_TOOLS)
     call = ToolCall("context", "search_memory", {"query": run.query.query})

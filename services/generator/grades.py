@@ -11,6 +11,7 @@ from shared.bus import Bus
 from shared.bus.keys import grade_key
 from shared.records.events import Noticed
 from shared.records.journal import response_id
+from shared.records.response_state import ResponseState
 from shared.records.sessions import Turn
 
 # The judge may be a few turns behind.
@@ -31,6 +32,12 @@ class LowGrade:
         """Return the journal's entry, for a replica that takes the answer over."""
         message = f"the model is told that an earlier answer was graded {self.score} of 5"
         return Noticed(code="low_grade", message=message, about=self.about, score=self.score, note=self.note)
+
+
+def recorded_low_grade(state: ResponseState) -> LowGrade | None:
+    """Return the low grade that the prompt of this response has a note on."""
+    notice = state.newest(Noticed, lambda one: one.code == "low_grade")
+    return LowGrade(notice.about, notice.score, notice.note) if notice is not None else None
 
 
 async def last_low_grade(bus: Bus, turns: Sequence[Turn]) -> LowGrade | None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from services.generator.compaction import Past
 from services.generator.machine import IDLE, TABLE
-from services.generator.recall import recall
 from services.generator.response_run import ResponseRun, RunDeps, transition_event, transition_message
 from shared.bus import Command
 from shared.bus.keys import cancel_key, journal_key
@@ -16,8 +15,8 @@ from shared.envelope import Message, entry_ms
 from shared.errors import PermanentError
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
-from shared.records.events import Attached, Claimed
-from shared.records.journal import JournalEnded, JournalEntry, JournalWriter, response_id
+from shared.records.events import Attached, Claimed, Transition
+from shared.records.journal import JournalEnded, JournalWriter, response_id
 from shared.records.sessions import title_of
 from shared.records.steps import keep_ended
 from shared.records.summaries import reading, summary_of
@@ -82,14 +81,16 @@ async def claim_response(
         if new is not None:
             return build_run(deps, message, caller, new, machine)
     try:
-        writer, before = await JournalWriter.claim(context.bus, *journal)
+        writer, _ = await JournalWriter.claim(context.bus, *journal)
     except JournalEnded:
         if not query.plain and caller.respondent_id == "A":
             # The earlier owner may have died before it stored the session's record.
             await keep_ended(context.bus, query, caller.query_id)
         return None
-    run = build_run(deps, message, caller, writer, Machine(TABLE, IDLE), before)
-    return run if run.replay.terminal is None else None
+    if writer.state.end is not None:
+        return None
+    transitions = sum(1 for _ in writer.state.events(Transition))
+    return build_run(deps, message, caller, writer, Machine(TABLE, IDLE), transitions)
 
 
 def build_run(
@@ -98,11 +99,11 @@ def build_run(
     caller: Caller,
     writer: JournalWriter,
     machine: Machine,
-    before: Sequence[JournalEntry] = (),
+    transitions_left: int = 0,
 ) -> ResponseRun:
-    """Return the run of a claimed journal. before: the entries of earlier owners."""
+    """Return the run of a claimed journal. transitions_left: the transitions of earlier owners."""
     model = deps.background_model(message.suspended) if message.payload.plain else deps.model
-    return ResponseRun(deps, message, caller, model, writer, recall(before), machine)
+    return ResponseRun(deps, message, caller, model, writer, machine, transitions_left)
 
 
 async def load_past(run: ResponseRun) -> Past | None:

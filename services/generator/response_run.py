@@ -10,7 +10,6 @@ from typing import Any
 from services.generator.deltas import FlushTimer
 from services.generator.lane import Lanes
 from services.generator.machine import IDLE, TABLE
-from services.generator.recall import Recall
 from services.generator.settings import GeneratorSettings
 from shared.contracts import AGENT_TRANSITION, AgentTransition, Outgoing, QueryReceived
 from shared.envelope import Message
@@ -22,6 +21,7 @@ from shared.participant.tool_client import Caller, ToolClient
 from shared.records import events
 from shared.records.events import Noticed
 from shared.records.journal import JournalWriter, response_id
+from shared.records.response_state import ResponseState
 from shared.records.sessions import Sessions, Turn
 
 
@@ -47,7 +47,8 @@ class RunDeps:
 class ResponseRun:
     """The state of one response, and the writer of its journal. Built by `opening.build_run`.
 
-    replay: the finished steps: those of the journal when it was claimed, and those since.
+    transitions_left: transitions of earlier owners that this run has not repeated yet.
+    hidden_notices: codes of notices that the model has sent and this response does not show.
     waits_for: why the model is not available, while the run waits for it.
     first_token_seen: whether the time to the first token needs no measuring.
     saved_text: the answer in the stored turn; None: no turn is stored.
@@ -59,8 +60,9 @@ class ResponseRun:
     caller: Caller
     model: ChatModel
     writer: JournalWriter
-    replay: Recall = field(default_factory=Recall)
     machine: Machine = field(default_factory=lambda: Machine(TABLE, IDLE))
+    transitions_left: int = 0
+    hidden_notices: set[str] = field(default_factory=set)
     settings: GeneratorSettings = field(init=False)
     attachments: Sequence[Mapping[str, Any]] = field(init=False)
     waits_for: str = ""
@@ -79,14 +81,19 @@ class ResponseRun:
         return self.message.payload
 
     @property
+    def state(self) -> ResponseState:
+        """The response so far: the entries of earlier owners and of this one, including those on their way."""
+        return self.writer.state
+
+    @property
     def response_id(self) -> str:
         return response_id(self.caller.query_id, self.caller.respondent_id)
 
     def step(self, action: str) -> tuple[Transition, list[Outgoing]]:
         """Take a step of the state machine; return it with its message, which is left out during a replay."""
         step = self.machine.step(action)
-        if self.replay.states:
-            self.replay.states -= 1
+        if self.transitions_left:
+            self.transitions_left -= 1
             return step, []
         return step, [transition_message(self.deps.context, self.caller, step)]
 
@@ -98,9 +105,12 @@ class ResponseRun:
 
     async def notice(self, code: str, text: str) -> None:
         """Write a notice for the client, once per response."""
-        if code not in self.replay.notices:
-            self.replay.notices.add(code)
+        if not self.has_notice(code):
             await self.writer.append(Noticed(code=code, message=text))
+
+    def has_notice(self, code: str) -> bool:
+        """Return whether a notice was written or hidden."""
+        return code in self.hidden_notices or any(notice.code == code for notice in self.state.events(Noticed))
 
 
 def transition_message(context: Context[GeneratorSettings], caller: Caller, step: Transition) -> Outgoing:

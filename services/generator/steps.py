@@ -20,8 +20,8 @@ from services.generator.context import (
     one_system,
 )
 from services.generator.deltas import DeltaPump
-from services.generator.loop import Message, Reply, in_order
-from services.generator.recall import reply_of, speaker, written
+from services.generator.loop import Message, Reply, call_of_message, in_order
+from services.generator.recorded import recorded_reply, recorded_result, reply_of
 from services.generator.response_run import ResponseRun
 from services.generator.settings import GeneratorSettings
 from shared.contracts import (
@@ -56,6 +56,7 @@ from shared.records.events import (
     KnownEvent,
     ModelMessage,
     Restarted,
+    Speaker,
     ThinkingPiece,
     ToolAnswered,
     ToolAsked,
@@ -118,7 +119,7 @@ class JournalSteps:
     async def model(
         self, step: int, current: Sequence[Message], *, with_tools: bool, form: Mapping[str, Any] | None = None
     ) -> Reply:
-        recorded = self.run.replay.replies.get((self.scope, step))
+        recorded = recorded_reply(self.run.state, self.scope, step)
         if recorded is not None:
             # Later prompts are planned with the rates that this reply has measured.
             rates = self.conversation.rates
@@ -137,7 +138,6 @@ class JournalSteps:
             request, fitted = await self._request(current, schemas, facts, form, max(0.0, deferred_until - clock()))
             try:
                 reply = await self._call(step, request, fitted, facts.context(request.num_ctx))
-                self.run.replay.replies[self.scope, step] = reply
                 self.run.waits_for = ""
                 return reply
             except ModelRejected:
@@ -172,9 +172,13 @@ class JournalSteps:
 
     async def _void_partial(self, step: int) -> None:
         """Void the partial text of a call that an earlier owner did not finish."""
-        unsettled = self.run.replay.unsettled.pop(speaker(self.labels), None)
+        unsettled = self.run.state.unsettled.get(self._speaker)
         if unsettled is not None:
             await self.run.writer.append(Restarted(step=step, discard_after=unsettled, **self.labels))
+
+    @property
+    def _speaker(self) -> Speaker:
+        return (self.labels["persona"], self.labels.get("round", 0)) if self.labels else None
 
     async def _schemas(self) -> list[dict[str, Any]]:
         return await offered(self.run.deps.tools, self.allowed, self.functions)
@@ -252,7 +256,7 @@ class JournalSteps:
             "role": "assistant",
             "content": content,
             "thinking": thinking,
-            "tool_calls": [written(call) for call in taken.calls],
+            "tool_calls": [_entry_of(call) for call in taken.calls],
             "prompt_tokens": finish.prompt_tokens,
             "completion_tokens": finish.completion_tokens,
             "finish_reason": finish.reason,
@@ -308,7 +312,7 @@ class JournalSteps:
                     case Notice(code):
                         # Only the first answer of a conversation has notices about the model's abilities.
                         if self.conversation.history:
-                            self.run.replay.notices.add(code)
+                            self.run.hidden_notices.add(code)
                         await self.run.notice(code, _NOTICES[code])
                     case Finish():
                         taken.finish = delta
@@ -341,11 +345,12 @@ class JournalSteps:
     # ── tools ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def tools(self, step: int, calls: Sequence[tuple[int, ToolCall]]) -> list[ToolCallRecord]:
-        known = self.run.replay
         numbered = [
             (f"{self.run.response_id}:{self.scope}{step}:{position}", self._completed(call)) for position, call in calls
         ]
-        new = {call_id: new_token() for call_id, _ in numbered if call_id not in known.requested}
+        # The tokens of calls that an earlier owner requested.
+        known = {call_id: token for call_id, _ in numbered if (token := self.run.state.token(call_id)) is not None}
+        new = {call_id: new_token() for call_id, _ in numbered if call_id not in known}
         await self.run.writer.append_all(
             [
                 ToolAsked(call_id=call_id, tool=call.name, args=call.args, step=step, **self.labels)
@@ -354,22 +359,25 @@ class JournalSteps:
             ],
             list(new.values()),
         )
-        tokens = {**known.requested, **new}
-        return await in_order([partial(self._tool, call_id, call, tokens[call_id]) for call_id, call in numbered])
+        tokens = {**known, **new}
+        return await in_order(
+            [partial(self._tool, call_id, call, tokens[call_id], call_id in known) for call_id, call in numbered]
+        )
 
     def _completed(self, call: ToolCall) -> ToolCall:
         given = self.arguments.get(canonical_tool(call.name, call.args))
         return replace(call, args={**given, **call.args}) if given else call
 
-    async def _tool(self, call_id: str, call: ToolCall, token: str) -> ToolCallRecord:
-        recorded = self.run.replay.results.get(call_id)
+    async def _tool(self, call_id: str, call: ToolCall, token: str, again: bool) -> ToolCallRecord:
+        """Return the call with its result. again: an earlier owner has requested it."""
+        recorded = recorded_result(self.run.state, call_id)
         if recorded is not None:
             return recorded
         if self.allowed is not None and canonical_tool(call.name, call.args) not in self.allowed:
             error = f"unknown tool: '{call.name}'"
             record = ToolCallRecord(tool=call.name, args=call.args, result=f"[{error}]", error=error, call_id=call_id)
         else:
-            outcome = await self._asked(call_id, call, token)
+            outcome = await self._asked(call_id, call, token, again)
             record = ToolCallRecord(
                 tool=outcome.tool,
                 args=call.args,
@@ -382,10 +390,9 @@ class JournalSteps:
         await self.run.writer.append(ToolAnswered(**record.model_dump(mode="json"), **self.labels))
         return record
 
-    async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:
+    async def _asked(self, call_id: str, call: ToolCall, token: str, again: bool) -> ToolResultMessage:
         """Return the tool's result."""
         tools, settings = self.run.deps.tools, self.run.deps.context.settings
-        again = call_id in self.run.replay.requested
         try:
             if again:
                 await tools.back(call.name, call.args, settings.tool_timeout)
@@ -422,6 +429,12 @@ async def offered(
 async def planned_with(settings: GeneratorSettings, model: ChatModel, name: str) -> ModelFacts:
     """Return the model's facts for planning a prompt. The demonstration model shortens its prompt by itself."""
     return ModelFacts() if settings.demo else await model.facts(name)
+
+
+def _entry_of(call: ToolCall) -> dict[str, Any]:
+    """Return a call in the form of a message's entry."""
+    data = call_of_message(call)
+    return data if call.error is None else {**data, "error": call.error}
 
 
 def _advice(facts: ModelFacts, wanted: int) -> str:

@@ -7,7 +7,7 @@ which text stands before a tool call, which call a result belongs to, and which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple, TypeVar
@@ -108,9 +108,24 @@ class ResponseState:
         """Return all events of a type, oldest first; none for text and tool calls."""
         return (part.event for part in self.parts if isinstance(part, Entry) and isinstance(part.event, kind))
 
+    def newest(self, kind: type[Known], where: Callable[[Known], bool] = lambda _: True) -> Known | None:
+        """The newest event of a type for which `where` is true; of text and tool calls none."""
+        for part in reversed(self.parts):
+            if isinstance(part, Entry) and isinstance(part.event, kind) and where(part.event):
+                return part.event
+        return None
+
     @property
     def calls(self) -> list[Call]:
         return [part for part in self.parts if isinstance(part, Call)]
+
+    def token(self, call_id: str) -> str | None:
+        """The token of a tool call; None if it was not requested."""
+        return next((call.token for call in self.calls if call.asked and call.asked.call_id == call_id), None)
+
+    def result(self, call_id: str) -> ToolAnswered | None:
+        """The result of a tool call."""
+        return next((call.answered for call in self.calls if call.answered and call.answered.call_id == call_id), None)
 
     @property
     def answer(self) -> str:

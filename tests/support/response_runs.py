@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from services.generator.recall import Recall
 from services.generator.response_run import ResponseRun, RunDeps
 from shared.participant.tool_client import Caller
 
@@ -17,10 +16,10 @@ def deps_of(context: Any, **given: Any) -> RunDeps:
 
 
 def run_of(
-    deps: RunDeps, writer: Any, caller: Caller, *, replay: Recall | None = None, message: Any = None, **query: Any
+    deps: RunDeps, writer: Any, caller: Caller, *, message: Any = None, transitions_left: int = 0, **query: Any
 ) -> ResponseRun:
     """Return a run that writes to `writer`."""
     if message is None:
         payload = SimpleNamespace(**{"query": "What is new?", "attachments": None, **query})
         message = SimpleNamespace(entry_id=caller.query_id, payload=payload, deliveries=1)
-    return ResponseRun(deps, message, caller, deps.model, writer, replay or Recall())
+    return ResponseRun(deps, message, caller, deps.model, writer, transitions_left=transitions_left)

@@ -20,13 +20,12 @@ from services.generator.context import (
     images_in,
     reserve,
 )
-from services.generator.earlier import Form, Loader, given_history, with_files_of
-from services.generator.recall import recall
+from services.generator.earlier import Form, Loader, given_history, recorded_forms, with_files_of
 from shared.contracts import FILES_ALONE, ChatTurnMessage
 from shared.llm.port import ModelFacts
 from shared.participant.files import Fetched, FilesRefused, FilesUnavailable
-from shared.records.events import encode
-from shared.records.journal import EntryType, JournalEntry
+from shared.records.events import Entry
+from shared.records.response_state import EMPTY, replay
 from shared.records.sessions import Turn
 
 PNG = {"name": "a.png", "type": "image/png", "size": 100, "state": "ready", "chars": 0}
@@ -102,8 +101,8 @@ async def test_image_too_large_leaves_room_for_older_ones() -> None:
 async def test_takeover_sends_files_in_the_recorded_form() -> None:
     kept = Kept({"f": PNG, "g": TEXT})
     first = await loader(kept, sees=False).load([{"id": "f"}, {"id": "g"}])
-    entry = JournalEntry("1-5", EntryType.ATTACHMENTS, 0, encode(first.event())[1])
-    known = recall([entry]).earlier
+    assert recorded_forms(EMPTY) is None
+    known = recorded_forms(replay([Entry("1-5", 0, first.event())]))
     assert known == first.forms == {"f": Form.UNSEEN, "g": Form.TEXT}
     # The model sees images now, and one file was deleted: only the deleted file changes its form.
     del kept.files["g"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import orjson
 
-from services.generator.grades import LowGrade, note
-from services.generator.recall import recall
-from shared.records.events import encode
-from shared.records.journal import EntryType, JournalEntry
+from services.generator.grades import LowGrade, note, recorded_low_grade
+from shared.records.events import decode, encode
+from shared.records.response_state import EMPTY, replay
 from shared.records.sessions import Turn
 
 
@@ -28,13 +27,10 @@ def test_long_words_are_cut_and_missing_ones_left_out() -> None:
 
 def test_what_was_told_is_read_from_the_journal() -> None:
     grade = LowGrade("1-1", 2, "the note")
-    entry = JournalEntry.parse(("1-5", [b"type", b"notice", b"time", b"1", b"data", _dumped(grade)]))
-    assert entry.type is EntryType.NOTICE
-    assert recall([entry]).low_grade == grade
-
-
-def _dumped(grade: LowGrade) -> bytes:
-    return encode(grade.event())[1]
+    kind, data = encode(grade.event())
+    other = decode("1-6", "notice", 2, b'{"code":"model_loops","message":"m"}')
+    assert recorded_low_grade(replay([decode("1-5", kind, 1, data), other])) == grade
+    assert recorded_low_grade(EMPTY) is None
 
 
 def test_a_turn_tells_of_which_grade_it_was_told_and_older_ones_of_none() -> None:

@@ -12,14 +12,12 @@ from typing import Any
 
 import orjson
 import pytest
-from support.entries import data_of
+from support.entries import data_of, event_of
 from support.response_runs import deps_of, run_of
 
-from services.generator import steps as module
 from services.generator.context import Conversation, EarlierFile, Rates
 from services.generator.loop import Reply
 from services.generator.machine import IDLE
-from services.generator.recall import Recall
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps
 from shared.contracts import Outgoing, ToolCallRecord, ToolResultMessage
@@ -42,8 +40,9 @@ from shared.llm.port import (
 )
 from shared.llm.preemption import Preempted
 from shared.participant.tool_client import Caller
-from shared.records.events import EntryType, KnownEvent
+from shared.records.events import Entry, EntryType, KnownEvent
 from shared.records.journal import Events, Sent
+from shared.records.response_state import EMPTY, apply, replay
 from shared.telemetry import metrics
 
 QUESTION = {"role": "user", "content": "What is new?"}
@@ -57,6 +56,7 @@ class Journal:
         self.tokens: list[str] = []
         self.told: list[Outgoing] = []
         self.refuses: EntryType | None = None
+        self.state = EMPTY
 
     @property
     def position(self) -> str:
@@ -65,15 +65,20 @@ class Journal:
     async def append(self, event: KnownEvent, *, messages: Sequence[Outgoing] = ()) -> None:
         if event.type is self.refuses:
             raise ConnectionError("somebody else writes it")
-        self.entries.append(data_of(event))
+        self._write([event])
         self.told += messages
 
+    def _write(self, events: Events) -> None:
+        for event in events:
+            self.entries.append(data_of(event))
+            self.state = apply(self.state, Entry(self.position, 0, event))
+
     async def append_all(self, events: Events, tokens: Sequence[str] | None = None) -> None:
-        self.entries += map(data_of, events)
+        self._write(events)
         self.tokens += tokens or []
 
     def send(self, events: Events) -> Sent:
-        self.entries += map(data_of, events)
+        self._write(events)
         replies: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         replies.set_result([b"1-1"] * len(events))
         return Sent(events, [], replies)
@@ -156,10 +161,11 @@ class Run:
         settings: dict[str, Any] | None = None,
         facts: dict[str, Any] | None = None,
         query_id: str = "1-0",
+        before: Sequence[Entry] = (),
         **steps: Any,
     ) -> None:
         self.journal, self.model, self.tools = Journal(), Model(*calls), Tools()
-        self.recall = Recall()
+        self.journal.state = replay(before)
         context = SimpleNamespace(
             settings=GeneratorSettings(**(settings or {})), replica="r1", facts={} if facts is None else facts
         )
@@ -167,7 +173,8 @@ class Run:
         message = SimpleNamespace(
             entry_id=query_id, payload=SimpleNamespace(attachments=None), deliveries=steps.pop("deliveries", 1)
         )
-        self.run = run_of(deps, self.journal, Caller(query_id), replay=self.recall, message=message)
+        left = steps.pop("transitions_left", 0)
+        self.run = run_of(deps, self.journal, Caller(query_id), message=message, transitions_left=left)
         history = steps.pop("history", [])
         self.conversation = Conversation([{"role": "system", "content": "Be kind."}], history)
         options = {"allowed": None, "options": {"seed": 1}, "model_name": "m", **steps}
@@ -193,8 +200,6 @@ async def test_a_reply_is_asked_for_as_it_is_set_and_written_whole() -> None:
     assert (reply.prompt_tokens, reply.completion_tokens, reply.model, reply.finish_reason) == (
         100, 5, "served:1b", "stop",
     )  # fmt: skip
-    # whoever ends the answer can tell what was spent
-    assert run.recall.replies == {("0.1:", 0): reply}
     (written,) = run.journal.of(EntryType.MESSAGE)
     assert (written["step"], written["role"], written["scope"], written["persona"]) == (
         0,
@@ -255,8 +260,7 @@ async def test_the_demonstration_model_is_planned_with_as_if_it_had_room() -> No
 
 
 async def test_steps_are_shown_from_where_the_journal_ends_and_not_of_who_speaks_beside_others() -> None:
-    run = Run()
-    run.recall.states = 1
+    run = Run(transitions_left=1)
     await run.steps.transition("RECEIVE")
     assert run.journal.entries == []
     await run.steps.transition("START_GENERATION")
@@ -307,23 +311,26 @@ async def test_tools_are_offered_by_name_and_the_clients_own_take_the_place_of_o
 
 
 async def test_a_recorded_reply_is_not_asked_for_again_and_its_measure_counts() -> None:
-    run = Run([TextDelta("new"), DONE], scope="0.1:")
-    known = Reply("old", "", [], "stop", "m", ratio=2.5)
-    run.recall.replies[("0.1:", 0)] = known
-    assert await run.asks() is known
+    context = {"window": 9, "tokens": 1, "ratio": 2.5, "turns": 0, "cut": 0}
+    known = [
+        Entry(f"0-{step}", 0, event_of("message", {"step": step, "content": "old", "scope": "0.1:", **more}))
+        for step, more in enumerate(({"context": context}, {}))
+    ]
+    run = Run([TextDelta("new"), DONE], scope="0.1:", before=known)
+    reply = await run.asks()
+    assert (reply.content, reply.context, reply.ratio) == ("old", (1, 9), 2.5)
     assert (run.model.requests, run.journal.entries, run.conversation.rates.ratio) == ([], [], 2.5)
-    run.recall.replies[("0.1:", 1)] = Reply("old", "", [], "stop", "m")
     await run.asks(step=1)
     assert run.conversation.rates.ratio == 2.5
     assert (await run.asks(step=2)).content == "new"
 
 
 async def test_text_of_a_call_that_nobody_will_finish_is_taken_back_once() -> None:
-    run = Run([TextDelta("a"), DONE], [TextDelta("b"), DONE])
-    run.recall.unsettled[module.speaker({})] = "1-7"
+    partial = [Entry("0-1", 0, event_of("notice", {})), Entry("0-2", 0, event_of("answer", {"text": "half"}))]
+    run = Run([TextDelta("a"), DONE], [TextDelta("b"), DONE], before=partial)
     await run.asks(step=3)
     await run.asks(step=4)
-    assert run.journal.of(EntryType.RESTARTED) == [{"step": 3, "discard_after": "1-7"}]
+    assert run.journal.of(EntryType.RESTARTED) == [{"step": 3, "discard_after": "0-1"}]
 
 
 @pytest.mark.parametrize("fault", [StreamInterrupted("cut"), ModelOverloaded("busy"), ModelUnavailable("away")])
@@ -546,12 +553,18 @@ async def test_seconds_until_the_first_words_are_added_up_and_measured(age_ms: i
 
 
 async def test_calls_are_written_before_they_are_made_with_a_token_of_their_own() -> None:
-    run = Run(scope="0.1:", labels={"persona": "P"}, settings={"tool_timeout": 20}, arguments={"calculator": {"y": 2}})
-    run.recall.requested["1-0:A:0.1:3:1"] = "known"
-    run.recall.results["1-0:A:0.1:3:2"] = done = ToolCallRecord(tool="f", args={}, result="before", call_id="x")
+    done = ToolCallRecord(tool="f", args={}, result="before", call_id="1-0:A:0.1:3:2")
+    before = [
+        Entry("0-1", 0, event_of("tool.request", {"call_id": "1-0:A:0.1:3:1"}), "known"),
+        Entry("0-2", 0, event_of("tool.result", done.model_dump())),
+    ]
+    run = Run(
+        scope="0.1:", labels={"persona": "P"}, settings={"tool_timeout": 20}, arguments={"calculator": {"y": 2}},
+        before=before,
+    )  # fmt: skip
     calls = [ToolCall("c", "calculator", {"x": 1}), ToolCall("c", "calculator", {"y": 1}), ToolCall("c", "mine", {})]
     found = await run.steps.tools(3, list(enumerate(calls)))
-    assert found[2] is done
+    assert found[2] == done
     requests = run.journal.of(EntryType.TOOL_REQUEST)
     assert [(data["call_id"], data["tool"], data["args"], data["step"], data["persona"]) for data in requests] == [
         ("1-0:A:0.1:3:0", "calculator", {"x": 1, "y": 2}, 3, "P"), ("1-0:A:0.1:3:2", "mine", {}, 3, "P"),

@@ -20,9 +20,8 @@ from services.generator.earlier import Earlier, Loader
 from services.generator.ending import Cancelled, Failure, end
 from services.generator.generation import generate
 from services.generator.grades import LowGrade
-from services.generator.loop import Answer, ClientCall, Reply
+from services.generator.loop import Answer, ClientCall
 from services.generator.opening import check_owner
-from services.generator.recall import Recall
 from services.generator.response_constraints import ResponseConstraints
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps
@@ -43,9 +42,18 @@ from shared.contracts import (
 from shared.errors import PermanentError
 from shared.llm.port import ModelFacts, ToolCall
 from shared.participant.tool_client import Caller
-from shared.records.events import EntryType, KnownEvent, shown
+from shared.records.events import (
+    AnswerPiece,
+    Entry,
+    EntryType,
+    KnownEvent,
+    ModelMessage,
+    ThinkingPiece,
+    encode,
+    shown,
+)
 from shared.records.journal import JournalEntry
-from shared.records.response_state import EMPTY
+from shared.records.response_state import EMPTY, apply, replay
 from shared.records.sessions import Turn
 from shared.records.summaries import Summary
 
@@ -72,6 +80,7 @@ class Writer:
 
     async def append(self, event: KnownEvent, also: Sequence[Any] = (), *, messages: Sequence[Outgoing] = ()) -> None:
         self.entries.append(data_of(event))
+        self.state = apply(self.state, Entry(f"50-{len(self.entries)}", 0, event))
         self.also.append(list(also))
         self.told.append(list(messages))
 
@@ -92,6 +101,8 @@ class Bench:
         settings: dict[str, Any] | None = None,
         deliveries: int = 1,
         caller: dict[str, Any] | None = None,
+        before: Sequence[KnownEvent] = (),
+        transitions_left: int = 0,
         **query: Any,
     ) -> None:
         self.settings = GeneratorSettings(**{"system_prompt": "Be kind.", "model": "m", **(settings or {})})
@@ -103,7 +114,8 @@ class Bench:
         self.turns: list[Turn] = []
         self.piped: list[Any] = []
         self.tools = {"search_memory": {}}
-        self.writer, self.recall = Writer(), Recall()
+        self.writer = Writer()
+        self.writer.state = replay(Entry(f"49-{number}", 0, event) for number, event in enumerate(before))
         bus = SimpleNamespace(
             publishing=lambda message: ("PUBLISH", message), link=SimpleNamespace(pipe=self._pipe), clock=None
         )
@@ -123,8 +135,8 @@ class Bench:
                 "query_id": QUERY_ID, "session_id": "s", "user_id": "ann", "respondent_id": respondent,
                 "deadline": 9_000, "traceparent": "trace", "time_zone": "Etc/UTC", **(caller or {}),
             }),
-            replay=self.recall,
             message=message,
+            transitions_left=transitions_left,
         )  # fmt: skip
         self.ran: list[tuple[JournalSteps, Any, int, ResponseConstraints]] = []
         self.sat: list[tuple[Any, ...]] = []
@@ -213,11 +225,12 @@ class Bench:
 
 SAID = Deliberation(persona="Skeptic", round=1, response="No.")
 # What the model has said so far, two members of a committee among it, and its tokens.
-REPLIES = {
-    ("skeptic.1:", 0): Reply("", "", [], "stop", "m", 3, 2),
-    ("skeptic.1.again:", 0): Reply("No.", "", [], "stop", "m", 40, 20),
-    ("", 0): Reply("", "", [], "stop", "m", 500, 0),
-}
+MESSAGES = [
+    ModelMessage(step=0, role="assistant", content=content, scope=scope, prompt_tokens=prompt, completion_tokens=answer)
+    for content, scope, prompt, answer in (
+        ("", "skeptic.1:", 3, 2), ("No.", "skeptic.1.again:", 40, 20), ("", "", 500, None),
+    )
+]  # fmt: skip
 SPENT = {"prompt_tokens": 543, "completion_tokens": 22}
 
 
@@ -235,8 +248,7 @@ def turn(number: int, **more: Any) -> Turn:
 
 
 async def test_an_answer_is_published_with_its_turn_before_its_client_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, options={"seed": 3}, after="30-0", settings={"temperature": 0.5})
-    bench.recall.low_grade = LOW
+    bench = Bench(monkeypatch, options={"seed": 3}, after="30-0", settings={"temperature": 0.5}, before=[LOW.event()])
     record = ToolCallRecord(tool="calculator", args={"x": 1}, result="2", call_id="c")
     completed = await bench.completes(said(tool_calls=[record], said_before=["I look."]))
     assert completed == {
@@ -275,7 +287,8 @@ async def test_an_answer_is_published_with_its_turn_before_its_client_is_told(mo
     assert closes == ("CLOSE", "journal", bench.settings.retention)
     assert (keep, session_id, query_id, why) == ("KEEP", "s", QUERY_ID, None)
     # the answer is in its turn
-    assert [(place, kind, "answer" in data) for place, kind, data in events] == [("50-9", "completed", False)]
+    place, kind, data = events[-1]
+    assert (place, kind, "answer" in data) == ("50-9", "completed", False)
 
 
 async def test_another_respondents_answer_is_published_under_its_name_and_its_steps_are_not_kept(
@@ -415,8 +428,7 @@ async def test_older_turns_are_summarised_when_the_history_nears_the_context(mon
 
 
 async def test_a_failure_is_told_and_the_question_stays_with_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    bench.recall.replies = dict(REPLIES)
+    bench = Bench(monkeypatch, before=MESSAGES)
     await generate(bench.run, Past())
     await end(bench.run, Failure("model_error", "away"))
     assert bench.writer.entries[-1] == (
@@ -426,7 +438,7 @@ async def test_a_failure_is_told_and_the_question_stays_with_its_session(monkeyp
     (last,) = bench.writer.told[-1]
     assert orjson.loads(last.envelope.payload)["from"] == "ERROR"
     _, (_, _, _, events, why) = bench.writer.also[-1]
-    assert [kind for _, kind, _ in events] == ["failed"]
+    assert events[-1][1] == "failed"
     assert (why.state, why.query, why.error) == ("failed", "What is new?", {"code": "model_error", "message": "away"})
     assert bench.writer.published == bench.piped == []
     # of a query that had not begun no state is told, nor of what has no place in a session
@@ -441,8 +453,7 @@ async def test_a_failure_is_told_and_the_question_stays_with_its_session(monkeyp
 
 
 async def test_what_a_takeover_did_not_show_is_shown_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    bench.recall.states = 5
+    bench = Bench(monkeypatch, transitions_left=5)
     await generate(bench.run, Past())
     assert bench.writer.of(EntryType.STATE) == []
     await end(bench.run, Failure("model_error", "away"))
@@ -461,11 +472,10 @@ async def test_what_was_written_before_a_cancel_is_kept_as_interrupted(
 
     async def read_journal(*what: Any) -> list[JournalEntry]:
         read.append(what)
-        return []
+        events = [*MESSAGES, ThinkingPiece(text="hm"), AnswerPiece(text=written)]
+        return [JournalEntry(f"49-{number}", event.type, 0, encode(event)[1]) for number, event in enumerate(events)]
 
     monkeypatch.setattr(ending, "read_journal", read_journal)
-    monkeypatch.setattr(ending, "partial_text", lambda entries: (written, "hm"))
-    bench.recall.replies = dict(REPLIES)
     await generate(bench.run, Past())
     await end(bench.run, Cancelled())
     assert read == [(bench.deps.context.bus, "journal")]
@@ -482,7 +492,8 @@ async def test_what_was_written_before_a_cancel_is_kept_as_interrupted(
     ((_, _, _, events, why),) = keeps
     assert (why is None) is kept
     told = {"usage": SPENT} if kept else {"answer": written, "usage": SPENT}
-    assert [(kind, data) for _, kind, data in events] == [("cancelled", told)]
+    _, kind, data = events[-1]
+    assert (kind, data) == ("cancelled", told)
 
 
 # ── what the model is asked ──────────────────────────────────────────────────────────────────────────────────────
@@ -611,19 +622,19 @@ async def test_who_takes_an_answer_over_asks_whose_session_it_is(
 
 
 @pytest.mark.parametrize(
-    ("more", "recalled", "told"),
+    ("more", "before", "told"),
     [
-        ({}, {}, True),
-        ({"settings": {"tell_low_grade": False}}, {}, False),
-        ({"settings": {"respondent_id": "B"}}, {}, False),
-        ({"plain": True}, {}, False),
-        ({"following": [ChatTurnMessage(role="tool", content="sun", tool_call_id="x")]}, {}, False),
-        ({}, {"replies": {("", 0): None}}, False),
-        ({}, {"low_grade": LOW}, False),
+        ({}, [], True),
+        ({"settings": {"tell_low_grade": False}}, [], False),
+        ({"settings": {"respondent_id": "B"}}, [], False),
+        ({"plain": True}, [], False),
+        ({"following": [ChatTurnMessage(role="tool", content="sun", tool_call_id="x")]}, [], False),
+        ({}, MESSAGES, False),
+        ({}, [LOW.event()], False),
     ],
 )
 async def test_of_a_low_grade_the_model_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], recalled: dict[str, Any], told: bool
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], before: Sequence[KnownEvent], told: bool
 ) -> None:
     looked: list[Any] = []
 
@@ -632,13 +643,11 @@ async def test_of_a_low_grade_the_model_is_told_once(
         return LOW
 
     monkeypatch.setattr(generation, "last_low_grade", last)
-    bench = Bench(monkeypatch, **more)
-    for name, value in recalled.items():
-        setattr(bench.recall, name, value)
+    bench = Bench(monkeypatch, before=before, **more)
     steps = await bench.steps(Past([turn(1)]))
     assert looked == ([(bench.deps.context.bus, [turn(1)])] if told else [])
     assert bench.writer.of(EntryType.NOTICE) == ([shown(LOW.event())] if told else [])
-    knows = told or "low_grade" in recalled
+    knows = told or before == [LOW.event()]
     assert ("[It was weak.]" in steps.conversation.system[0]["content"]) is knows
     assert bench.asked_turns == []
 
@@ -658,7 +667,6 @@ async def test_of_a_history_that_the_client_gives_the_sessions_own_turns_are_loo
     await bench.steps()
     assert (looked, bench.asked_turns) == ([[turn(7)]], [("s", "A", QUERY_ID)])
     assert bench.writer.of(EntryType.NOTICE) == []
-    assert bench.recall.low_grade is None
 
 
 # ── a committee ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -667,8 +675,9 @@ async def test_of_a_history_that_the_client_gives_the_sessions_own_turns_are_loo
 async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"active_personas": ["Skeptic", "Empath"], "rounds": 2, "parallel": True, "persona_tool_iterations": 4,
                 "max_tool_iterations": 6}  # fmt: skip
-    bench = Bench(monkeypatch, mode="committee", tools=["search_memory", "web_search"], settings=settings)
-    bench.recall.replies = dict(REPLIES)
+    bench = Bench(
+        monkeypatch, mode="committee", tools=["search_memory", "web_search"], settings=settings, before=MESSAGES
+    )
     finished = await generate(bench.run, Past([turn(1)], Summary("0-5", 1, "They met.")))
     assert (finished.deliberations, bench.ran) == ([SAID], [])
     assert finished.answer.usage == Usage(**SPENT)
@@ -695,7 +704,6 @@ async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: p
         (EntryType.PERSONA_WORKING, {"persona": "Skeptic", "round": 1}),
         (EntryType.PERSONA_DONE, {"persona": "Skeptic", "round": 1, "response": "No."}),
     ]
-    bench.recall.progress.add((EntryType.PERSONA_DONE, "Skeptic", 1))
     await progress("done", seat, {"response": "No."})
     assert len(bench.writer.of(EntryType.PERSONA_DONE)) == 1
     bench = Bench(monkeypatch, mode="committee", personas=["empath"], rounds=3, settings={"parallel": False})
@@ -722,7 +730,7 @@ async def test_memories_are_looked_up_for_a_model_that_cannot_ask_for_them(monke
     await generate(bench.run, Past())
     retrieve = bench.sat[0][6]
     assert await retrieve() is None
-    bench.recall.notices.add("tools_unsupported")
+    await bench.run.notice("tools_unsupported", "it cannot call tools")
     assert await retrieve() == "You have a dog."
     call = ToolCall("context", "search_memory", {"query": "What is new?"})
     assert called == [(Seat("context", 0).scope, PERSONA_TOOLS, PERSONA_ARGUMENTS, {"seed": 1}, 0, [(0, call)])]

@@ -80,6 +80,48 @@ def test_result_stands_at_the_place_of_its_request() -> None:
     assert [type(part) is Call for part in found.parts] == [True, True, False, True]
 
 
+def test_call_has_its_token_and_its_result() -> None:
+    found = state(
+        ("1-1", "tool.request", {"call_id": "a"}),
+        ("1-2", "tool.request", {"call_id": "b"}),
+        ("1-3", "tool.result", {"call_id": "b", "result": "of b"}),
+        ("1-4", "tool.result", {"call_id": "never asked", "result": "alone"}),
+        # The first request of this call was malformed.
+        ("2-1", "tool.request", {"call_id": "never asked"}),
+    )
+    names = ("a", "b", "never asked", "c")
+    assert [found.token(name) for name in names] == ["token 1-1", "token 1-2", "token 2-1", None]
+    results = [found.result(name) for name in names]
+    assert [result and result.result for result in results] == [None, "of b", "alone", None]
+
+
+def test_newest_event_is_the_last_for_which_the_condition_is_true() -> None:
+    found = state(
+        *((f"1-{n}", "notice", {"code": "even" if n % 2 == 0 else "odd", "message": str(n)}) for n in range(1, 5))
+    )
+    odd = found.newest(Noticed, lambda notice: notice.code == "odd")
+    newest = found.newest(Noticed)
+    assert odd is not None
+    assert newest is not None
+    assert (odd.message, newest.message) == ("3", "4")
+    assert found.newest(ModelMessage) is None
+    assert found.newest(Noticed, lambda notice: notice.code == "none") is None
+
+
+def test_text_is_unsettled_until_its_message_or_a_restart() -> None:
+    partial = [
+        ("1-1", "claimed", {}),
+        ("1-2", "state", {}),
+        ("1-3", "thinking", {"text": "a"}),
+        ("1-4", "answer", {"text": "b"}),
+        ("1-5", "answer", {"text": "hers", **ANN}),
+        ("2-1", "claimed", {}),
+    ]
+    assert state(*partial).unsettled == {None: "1-2", ("Ann", 1): "1-4"}
+    assert state(*partial, ("2-2", "restarted", {"discard_after": "1-2"})).unsettled == {("Ann", 1): "1-4"}
+    assert state(*partial, ("2-2", "message", {})).unsettled == {("Ann", 1): "1-4"}
+
+
 def test_large_result_of_a_completed_answer_comes_from_its_own_entry() -> None:
     ended = [
         {"call_id": name, "tool": "t", "args": {}, "result": said, **({"result_in": "1-1"} if not said else {})}

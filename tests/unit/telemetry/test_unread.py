@@ -5,7 +5,6 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from services.generator.recall import recall
 from shared.participant.settings import Described, stored_values
 from shared.records.journal import EntryType, JournalEntry
 from shared.records.sessions import kept
@@ -67,6 +66,7 @@ def test_a_turn_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_an_entry_of_a_journal_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     entries = [JournalEntry("1-1", EntryType.TOOL_RESULT, 0, b"{}"), JournalEntry("1-2", EntryType.ANSWER, 0, b"{")]
-    recall(entries)
+    for entry in entries:
+        entry.typed()
     assert entries[1].value() == {}
     assert [line["entry_id"] for line in said(capsys)] == ["1-1", "1-2"]

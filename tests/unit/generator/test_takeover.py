@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.entries import event_of
@@ -14,7 +13,6 @@ from support.response_runs import deps_of, run_of
 
 from services.generator.context import Conversation
 from services.generator.loop import Answer, run_agent
-from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps
 from shared.contracts import ToolResultMessage
@@ -31,8 +29,13 @@ from shared.llm.port import (
 from shared.participant.tool_client import Caller
 from shared.records.events import KnownEvent, encode
 from shared.records.journal import EntryType, Events, JournalEntry, Sent
+from shared.records.response_state import ResponseState, replay
 
 QUESTION = {"role": "user", "content": "What is new?"}
+
+
+def state_of(entries: Sequence[JournalEntry]) -> ResponseState:
+    return replay(entry.typed() for entry in entries)
 
 
 class MemoryWriter:
@@ -42,6 +45,10 @@ class MemoryWriter:
         self.entries = list(before)
         self._epoch = epoch
         self._number = 0
+
+    @property
+    def state(self) -> ResponseState:
+        return state_of(self.entries)
 
     @property
     def position(self) -> str:
@@ -129,11 +136,11 @@ class NoBus:
 
 async def play(model: ScriptedModel, tools: CountingTools, writer: MemoryWriter) -> Answer:
     """The whole life of a query, as a generator lives it."""
-    found = recall(writer.entries)
+    transitions = sum(entry.type is EntryType.STATE for entry in writer.entries)
     await writer.append(event_of(EntryType.CLAIMED, {}))
     context = NoBus()
     deps = deps_of(context, model=model, tools=tools)
-    run = run_of(deps, writer, Caller("1-0"), replay=found)
+    run = run_of(deps, writer, Caller("1-0"), transitions_left=transitions)
     await run.transition("RECEIVE")
     await run.transition("START_GENERATION")
     steps = JournalSteps(run, Conversation([{"role": "system", "content": "s"}], []), "m", {}, None)
@@ -199,7 +206,7 @@ def test_any_beginning_of_a_journal_leads_to_the_same_messages_and_answer(
             assert retools.called.items() <= tokens.items()
             assert len(set(tokens.values())) == len(tokens) == len(tools.called)
             assert shown_text(again.entries) == answer.text
-            assert partial_text(again.entries)[0] == answer.text
+            assert again.state.answer == answer.text
             kinds = [entry.type for entry in again.entries]
             assert kinds.count(EntryType.MESSAGE) == len(model.requests)
             requested = [e.value()["call_id"] for e in again.entries if e.type is EntryType.TOOL_REQUEST]
@@ -225,82 +232,3 @@ def test_text_of_a_broken_call_is_void_also_when_the_owner_died_before_saying_so
         assert shown_text(second.entries) == answer.text
 
     asyncio.run(check())
-
-
-def entry(entry_id: str, kind: EntryType, **data: Any) -> JournalEntry:
-    return JournalEntry(entry_id, kind, 0, orjson.dumps(data))
-
-
-def message(**data: Any) -> dict[str, Any]:
-    given_ = {
-        "step": 0,
-        "role": "assistant",
-        "content": "",
-        "thinking": "",
-        "tool_calls": [],
-        "finish_reason": "stop",
-        "model": "m",
-    }
-    return {**given_, "prompt_tokens": 1, "completion_tokens": None, **data}
-
-
-def test_partial_text_leaves_out_what_is_void_and_what_led_to_a_tool_call() -> None:
-    entries = [
-        entry("1-1", EntryType.CLAIMED),
-        entry("1-2", EntryType.THINKING, text="hm "),
-        entry("1-3", EntryType.ANSWER, text="let me look"),
-        entry("1-4", EntryType.MESSAGE, **message(tool_calls=[{"id": "c", "name": "f", "args": {}}])),
-        entry("1-5", EntryType.ANSWER, text="void"),
-        entry("2-1", EntryType.CLAIMED),
-        entry("2-2", EntryType.RESTARTED, step=1, discard_after="1-4"),
-        entry("2-3", EntryType.THINKING, text="now "),
-        entry("2-4", EntryType.ANSWER, text="valid"),
-    ]
-    assert partial_text(entries) == ("valid", "hm now ")
-
-
-def test_unsettled_text_begins_after_the_last_entry_before_it() -> None:
-    entries = [
-        entry("1-1", EntryType.CLAIMED),
-        entry("1-2", EntryType.STATE, **{"from": "IDLE", "action": "RECEIVE", "to": "RECEIVING"}),
-        entry("1-3", EntryType.THINKING, text="a"),
-        entry("1-4", EntryType.ANSWER, text="b"),
-        entry("2-1", EntryType.CLAIMED),
-    ]
-    assert recall(entries).unsettled == {None: "1-2"}
-    assert recall([*entries, entry("2-2", EntryType.RESTARTED, step=0, discard_after="1-2")]).unsettled == {}
-    assert recall([*entries[:4], entry("1-5", EntryType.MESSAGE, **message())]).unsettled == {}
-
-
-def test_what_was_spent_is_that_of_all_members_calls_as_far_as_servers_tell() -> None:
-    entries = [
-        entry("1-1", EntryType.MESSAGE, **message(scope="a.1:", prompt_tokens=30, completion_tokens=2)),
-        entry("1-2", EntryType.MESSAGE, **message(scope="a.1:", step=1, prompt_tokens=None, completion_tokens=10)),
-        entry("1-3", EntryType.MESSAGE, **message(prompt_tokens=400)),
-    ]
-    assert recall(entries).spent() == {"prompt_tokens": 430, "completion_tokens": 12}
-    assert recall([]).spent() == {"prompt_tokens": 0, "completion_tokens": 0}
-
-
-def test_the_text_of_members_who_speak_at_once_is_settled_by_their_own_messages() -> None:
-    a, b = {"persona": "A", "round": 1}, {"persona": "B", "round": 1}
-    entries = [
-        entry("1-1", EntryType.CLAIMED),
-        entry("1-2", EntryType.ANSWER, text="I", **a),
-        entry("1-3", EntryType.ANSWER, text="You", **b),
-        entry("1-4", EntryType.ANSWER, text=" am", **a),
-        entry("1-5", EntryType.MESSAGE, **message(), **a),
-    ]
-    assert recall(entries).unsettled == {("B", 1): "1-2"}
-    void = entry("2-2", EntryType.RESTARTED, step=0, discard_after="1-2", **b)
-    assert recall([*entries, void]).unsettled == {}
-    # what a member begins again is not the answer's
-    assert partial_text([entry("1-6", EntryType.ANSWER, text="So."), void]) == ("So.", "")
-
-
-def test_what_stands_after_the_end_is_not_part_of_the_run() -> None:
-    entries = [entry("1-1", EntryType.CLAIMED), entry("1-2", EntryType.FAILED, code="x"), entry("9-1", EntryType.STATE)]
-    found = recall(entries)
-    assert found.terminal is not None
-    assert found.terminal.id == "1-2"
-    assert found.states == 0
