@@ -71,7 +71,7 @@ class Answering:
             caller = self._caller(message)
             if await is_left_out(deps.context.settings, message, self._queries):
                 log.debug("query.left_out")
-                await self._leave(message)
+                await self._release(message)
                 return ()
             async with self._in_background(message):
                 async with self._limited(message) as running:
@@ -85,7 +85,7 @@ class Answering:
                 if running.ending is not None and (run := running.run or await claim_response(deps, message, caller)):
                     await end(run, running.ending)
                     watch.ended(running.ending)
-                await self._leave(message)
+                await self._release(message)
         return ()
 
     async def abandon(self, message: Message[QueryReceived], reason: str) -> Sequence[Outgoing]:
@@ -93,7 +93,7 @@ class Answering:
         run = await claim_response(self._deps, message, self._caller(message))
         if run is not None:
             await end(run, Failure("abandoned", reason))
-        await self._leave(message)
+        await self._release(message)
         return ()
 
     @contextlib.asynccontextmanager
@@ -132,10 +132,10 @@ class Answering:
             time_zone=first_zone(message.payload.time_zone, settings.zone),
         )
 
-    async def _leave(self, message: Message[QueryReceived]) -> None:
+    async def _release(self, message: Message[QueryReceived]) -> None:
         """Release the query's place in its session's queue."""
         query = message.payload
         if query.messages is None:
-            await self._deps.lanes.leave(query.session_id, message.entry_id)
+            await self._deps.session_queues.release(query.session_id, message.entry_id)
         elif query.kept:
-            await self._deps.lanes.clear(query.session_id, message.entry_id)
+            await self._deps.session_queues.erase_deleted(query.session_id, message.entry_id)

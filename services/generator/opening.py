@@ -44,9 +44,9 @@ async def wait_for_turn(deps: RunDeps, message: Message[QueryReceived], caller: 
     if await deps.context.bus.link.call("EXISTS", cancel_key(caller.query_id)):
         return False
     place = (message.payload.session_id, caller.query_id)
-    if not await deps.lanes.mine(*place):
+    if not await deps.session_queues.is_head(*place):
         async with message.suspended():
-            await deps.lanes.wait(*place)
+            await deps.session_queues.wait(*place)
     return True
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.generator.deltas import FlushTimer
-from services.generator.lane import Lanes
 from services.generator.machine import IDLE, TABLE
+from services.generator.session_queues import SessionQueues
 from services.generator.settings import GeneratorSettings
 from shared.contracts import AGENT_TRANSITION, AgentTransition, Outgoing, QueryReceived
 from shared.envelope import Message
@@ -37,7 +37,7 @@ class RunDeps:
     model: ChatModel
     tools: ToolClient
     sessions: Sessions
-    lanes: Lanes
+    session_queues: SessionQueues
     background_model: Callable[[Callable[[], AbstractAsyncContextManager[None]]], ChatModel]
     files: Files
     flush_timer: FlushTimer = field(default_factory=FlushTimer)

@@ -14,10 +14,10 @@ import orjson
 from services.generator.answering import Answering
 from services.generator.compaction import Compactor
 from services.generator.identities import load_identities
-from services.generator.lane import Lanes
 from services.generator.manage import Manage
 from services.generator.response_run import RunDeps
 from services.generator.rewards import Rewards, follow_rewards
+from services.generator.session_queues import SessionQueues
 from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, SESSION_SUMMARISE, QueryCancel
 from shared.envelope import Message
@@ -49,7 +49,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     shadow = settings.respondent_id == "B"
     model: ChatModel = PreemptibleChatModel(wired, queries, lambda: context.settings) if shadow else wired
     sessions = Sessions(context.bus)
-    lanes = Lanes(context, sessions, settings.respondent_id)
+    session_queues = SessionQueues(context, sessions, settings.respondent_id)
     # A user may wait for the program that calls: the call begins as soon as no interactive query needs the model.
     background = partial(
         PreemptibleChatModel,
@@ -60,7 +60,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     tools = ToolClient(context)
     stack = contextlib.AsyncExitStack()
     files = await stack.enter_async_context(open_files(tools))
-    deps = RunDeps(context, model, tools, sessions, lanes, lambda waiting: background(waiting=waiting), files)
+    deps = RunDeps(context, model, tools, sessions, session_queues, lambda waiting: background(waiting=waiting), files)
     answers = Answering(deps, queries)
     compactor = Compactor(
         context, sessions, lambda waiting: PreemptibleChatModel(wired, queries, lambda: context.settings, waiting)

@@ -11,7 +11,9 @@ from shared.participant.tool_client import Caller
 
 def deps_of(context: Any, **given: Any) -> RunDeps:
     """Return dependencies. given: those that the test uses."""
-    fields = {name: given.get(name) for name in ("model", "tools", "sessions", "lanes", "background_model", "files")}
+    fields = {
+        name: given.get(name) for name in ("model", "tools", "sessions", "session_queues", "background_model", "files")
+    }
     return RunDeps(cast(Any, context), **cast(Any, fields))
 
 

@@ -28,7 +28,9 @@ async def test_answer_raises_errors_that_are_not_the_models(error: Exception) ->
         return 0
 
     bus = SimpleNamespace(link=SimpleNamespace(call=call), left=lambda *_: 600.0)
-    deps = deps_of(SimpleNamespace(settings=GeneratorSettings(), bus=bus), lanes=SimpleNamespace(leave=leave))
+    deps = deps_of(
+        SimpleNamespace(settings=GeneratorSettings(), bus=bus), session_queues=SimpleNamespace(release=leave)
+    )
     message: Any = SimpleNamespace(
         entry_id="5000-1",
         payload=QueryReceived(session_id="s", query="Why?", user_id="ann"),

@@ -26,8 +26,8 @@ class Queue:
         self.cancelled = cancelled
         self.steps: list[str] = []
         link = SimpleNamespace(call=self._call)
-        lanes = SimpleNamespace(mine=self._mine, wait=self._wait)
-        self.deps = deps_of(SimpleNamespace(bus=SimpleNamespace(link=link)), lanes=lanes)
+        queues = SimpleNamespace(is_head=self._mine, wait=self._wait)
+        self.deps = deps_of(SimpleNamespace(bus=SimpleNamespace(link=link)), session_queues=queues)
 
     async def _call(self, *command: str) -> int:
         assert command == ("EXISTS", cancel_key("5000-1"))

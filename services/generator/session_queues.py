@@ -17,7 +17,9 @@ from shared.records.sessions import Sessions, deletion, was_deleted
 _RECHECK = 1.0
 
 
-class Lanes:
+class SessionQueues:
+    """The queues of all sessions, for the queries of one respondent at this replica."""
+
     def __init__(self, context: Context[Any], sessions: Sessions, respondent_id: str) -> None:
         self._context = context
         self._bus = context.bus
@@ -30,7 +32,7 @@ class Lanes:
         for event in self._waiters.get(raw.get(b"session", b"").decode(), ()):
             event.set()
 
-    async def mine(self, session_id: str, query_id: str) -> bool:
+    async def is_head(self, session_id: str, query_id: str) -> bool:
         """Return whether the query is first in its queue."""
         return await lanes.turn(self._bus, session_id, self._respondent, query_id, self._context.inbox) is None
 
@@ -41,7 +43,7 @@ class Lanes:
         waiters = self._waiters.setdefault(session_id, set())
         waiters.add(event)
         try:
-            while not await self.mine(session_id, query_id):
+            while not await self.is_head(session_id, query_id):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_RECHECK):
                         await event.wait()
@@ -51,19 +53,19 @@ class Lanes:
             if not waiters:
                 del self._waiters[session_id]
 
-    async def leave(self, session_id: str, query_id: str) -> None:
+    async def release(self, session_id: str, query_id: str) -> None:
         """Remove the query from its queue, wake the next one, and erase the query if it was deleted meanwhile."""
-        asked = deletion(session_id, query_id)
-        await self._clear(
-            session_id, query_id, await lanes.leave(self._bus, session_id, self._respondent, query_id, *asked)
+        checks = deletion(session_id, query_id)
+        await self._erase_if_deleted(
+            session_id, query_id, await lanes.leave(self._bus, session_id, self._respondent, query_id, *checks)
         )
 
-    async def clear(self, session_id: str, query_id: str) -> None:
+    async def erase_deleted(self, session_id: str, query_id: str) -> None:
         """Erase a query that was withdrawn, or whose session was deleted, meanwhile."""
-        await self._clear(session_id, query_id, await self._bus.link.pipe(deletion(session_id, query_id)))
+        await self._erase_if_deleted(session_id, query_id, await self._bus.link.pipe(deletion(session_id, query_id)))
 
-    async def _clear(self, session_id: str, query_id: str, told: Sequence[Reply]) -> None:
-        if was_deleted(query_id, *told):
+    async def _erase_if_deleted(self, session_id: str, query_id: str, replies: Sequence[Reply]) -> None:
+        if was_deleted(query_id, *replies):
             await erase(self._bus, [query_id])
             await self._sessions.bring(session_id, [query_id], [])
             await erase_entries(self._bus, "correlation_id", [query_id], query_id)

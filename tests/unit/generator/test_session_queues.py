@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from services.generator import lane
-from services.generator.lane import Lanes
+from services.generator import session_queues
+from services.generator.session_queues import SessionQueues
 from shared.records.sessions import deletion
 
 Wake = Callable[[str, Mapping[bytes, bytes]], None]
@@ -23,9 +23,9 @@ class Queue:
         self.asked: list[str] = []
         self._before = before
         self._handlers: dict[str, Wake] = {}
-        monkeypatch.setattr(lane, "lanes", SimpleNamespace(turn=self._turn))
+        monkeypatch.setattr(session_queues, "lanes", SimpleNamespace(turn=self._turn))
         context = SimpleNamespace(bus=None, inbox="inbox", on_inbox=self._handlers.__setitem__)
-        self.lanes = Lanes(cast(Any, context), cast(Any, None), "A")
+        self.queues = SessionQueues(cast(Any, context), cast(Any, None), "A")
 
     async def _turn(self, _bus: Any, session_id: str, respondent_id: str, query_id: str, inbox: str) -> str | None:
         assert (session_id, respondent_id, inbox) == ("s", "A", "inbox")
@@ -44,10 +44,10 @@ async def settled() -> None:
 
 
 async def test_who_waits_asks_once_for_each_time_that_it_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "_RECHECK", 600.0)
+    monkeypatch.setattr(session_queues, "_RECHECK", 600.0)
     queue = Queue(monkeypatch, q1=["other", "other"], q2=["q1", "q1"])
-    first = asyncio.create_task(queue.lanes.wait("s", "q1"))
-    second = asyncio.create_task(queue.lanes.wait("s", "q2"))
+    first = asyncio.create_task(queue.queues.wait("s", "q1"))
+    second = asyncio.create_task(queue.queues.wait("s", "q2"))
     await settled()
     assert queue.asked == ["q1", "q2"]
     await queue.wake("another session")
@@ -60,29 +60,29 @@ async def test_who_waits_asks_once_for_each_time_that_it_is_woken(monkeypatch: p
     await asyncio.gather(first, second)
     # nobody is left to be woken
     await queue.wake("s")
-    assert (len(queue.asked), queue.lanes._waiters) == (6, {})
+    assert (len(queue.asked), queue.queues._waiters) == (6, {})
 
 
 async def test_a_wake_that_was_lost_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "_RECHECK", 0.01)
+    monkeypatch.setattr(session_queues, "_RECHECK", 0.01)
     queue = Queue(monkeypatch, q1=["other", "other"])
     async with asyncio.timeout(10):
-        await queue.lanes.wait("s", "q1")
+        await queue.queues.wait("s", "q1")
     assert queue.asked == ["q1"] * 3
 
 
 async def test_who_goes_away_leaves_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "_RECHECK", 600.0)
+    monkeypatch.setattr(session_queues, "_RECHECK", 600.0)
     queue = Queue(monkeypatch, q1=["other"] * 9, q2=["q1"])
-    gone = asyncio.create_task(queue.lanes.wait("s", "q1"))
-    stays = asyncio.create_task(queue.lanes.wait("s", "q2"))
+    gone = asyncio.create_task(queue.queues.wait("s", "q1"))
+    stays = asyncio.create_task(queue.queues.wait("s", "q2"))
     await settled()
     gone.cancel()
     await settled()
     await queue.wake("s")
     assert queue.asked == ["q1", "q2", "q2"]
     await stays
-    assert queue.lanes._waiters == {}
+    assert queue.queues._waiters == {}
 
 
 @pytest.mark.parametrize("deleted", [False, True])
@@ -98,11 +98,14 @@ async def test_who_leaves_wakes_the_next_and_removes_what_a_deleted_session_woul
 
         return note
 
-    monkeypatch.setattr(lane, "lanes", SimpleNamespace(leave=noted("leave", [b"6-0" if deleted else None, None])))
-    monkeypatch.setattr(lane, "erase", noted("erase"))
-    monkeypatch.setattr(lane, "erase_entries", noted("erase_entries"))
+    monkeypatch.setattr(
+        session_queues, "lanes", SimpleNamespace(leave=noted("leave", [b"6-0" if deleted else None, None]))
+    )
+    monkeypatch.setattr(session_queues, "erase", noted("erase"))
+    monkeypatch.setattr(session_queues, "erase_entries", noted("erase_entries"))
     context = SimpleNamespace(bus="bus", inbox="inbox", on_inbox=lambda *_: None)
-    await Lanes(cast(Any, context), cast(Any, SimpleNamespace(bring=noted("bring"))), "B").leave("s", "5-0")
+    queues = SessionQueues(cast(Any, context), cast(Any, SimpleNamespace(bring=noted("bring"))), "B")
+    await queues.release("s", "5-0")
     erased = [
         ("erase", "bus", ["5-0"]),
         ("bring", "s", ["5-0"], []),
