@@ -138,8 +138,10 @@ class Compactor:
         self._model = model
 
     async def summarise(self, message: Message[SessionSummarise]) -> Iterable[Outgoing]:
-        """Makes the summary that is asked for, unless there is one, or nobody wants it any more. Of more turns than the
-        model can read at once the oldest come first, and it is asked for again."""
+        """Make the requested summary, unless it exists or a later request covers more turns.
+
+        If the model cannot read all turns at once, the oldest are summarised, and the request is published again.
+        """
         wish, settings = message.payload, self._context.settings
         if not settings.compacts or await self._superseded(message):
             return ()
@@ -150,12 +152,12 @@ class Compactor:
             return ()
         turns = Past(said, before).after
         if not turns or turns[-1].query_id != wish.until:
-            # taken back since
+            # The turn was taken back meanwhile.
             return ()
         try:
             text, told = await self._asked(self._model(message.suspended), before, turns)
         except (ModelError, TimeoutError) as exc:
-            # the next answer asks again; until then what does not fit is cut
+            # The next answer requests it again; until then older turns are left out.
             log.warning("compaction.failed", reason=str(exc) or "timeout")
             return ()
         kept = await self._summaries.keep(wish.session_id, wish.user_id, before, told, text, known)
@@ -163,8 +165,10 @@ class Compactor:
         return [SESSION_SUMMARISE.of(wish, **message.headers())] if kept and len(told) < len(turns) else ()
 
     async def _superseded(self, message: Message[SessionSummarise]) -> bool:
-        """Whether a summary of the same session is asked for behind it, of more turns: in a quick conversation each
-        answer asks while the first summary is being made."""
+        """Return whether a later request of the session covers more turns.
+
+        In a quick conversation each answer requests a summary while the first one is being made.
+        """
         wish = message.payload
         for found in await self._context.bus.range(SESSION_SUMMARISE.stream, f"({message.entry_id}", count=_LOOKED_AT):
             with suppress(DecodeError, ValueError):
@@ -176,7 +180,7 @@ class Compactor:
     async def _asked(
         self, model: PreemptibleChatModel, before: Summary | None, turns: Sequence[Turn]
     ) -> tuple[str, Sequence[Turn]]:
-        """The text, and the turns that it tells of, oldest first. Raises ModelError and TimeoutError."""
+        """Return the text and the turns that it covers, oldest first. Raises ModelError and TimeoutError."""
         settings = self._context.settings
         context = (await model.facts(settings.model)).context(settings.num_ctx)
         ratio = next((turn.ratio for turn in reversed(turns) if turn.ratio), DEFAULT_RATIO)
@@ -191,7 +195,7 @@ class Compactor:
             model=settings.model,
             messages=asked,
             think=False,
-            # as everybody's: another context length would make the server load the model again
+            # As in all requests: another context length would make the server load the model again.
             num_ctx=settings.num_ctx,
             options={"temperature": 0, "num_predict": longest},
         )

@@ -29,7 +29,7 @@ class Writer(Protocol):
 
 
 class FlushTimer:
-    """Calls the writes of all answers of a replica in one loop tick, at most once per interval."""
+    """Call the writes of all answers of a replica in one loop tick, at most once per interval."""
 
     def __init__(self) -> None:
         self._due: list[Callable[[], None]] = []
@@ -57,7 +57,7 @@ class FlushTimer:
 
 
 class DeltaPump:
-    """Collects text between two writes, of which one is in flight at a time.
+    """Collect text between two writes. One write is in flight at a time.
 
     The caller of `add` waits for no write: it checks `refused`, calls `settle` for the error, and writes what `drain`
     returns. extra: fields of every entry (persona and round in a committee).

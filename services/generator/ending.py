@@ -1,4 +1,4 @@
-"""The end of a response: what is published and stored, and the journal's terminal entry."""
+"""The end of a response: publish and store its result, and write the journal's terminal entry."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A complete answer, and what the model read. material: the text before the question. past: the session's past."""
+    """A complete answer, and the model's input. material: the text before the question. past: the session's past."""
 
     answer: Answer
     deliberations: list[Deliberation] | None
@@ -60,7 +60,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     code: str
     text: str
@@ -110,8 +110,8 @@ async def end(run: ResponseRun, ending: Ending) -> None:
 async def _complete(run: ResponseRun, finished: Finished) -> None:
     """Publish, store the turn, then write `completed`: a client that reads `completed` finds all of it done.
 
-    Client tool calls are not an answer yet, and a plain call is not the agent's. Neither is published, so that nothing
-    of them is remembered or judged.
+    Client tool calls are not an answer yet, and a plain call is not the agent's. Neither is published: memory and
+    critic must not store or judge them.
     """
     await run.transition("PUBLISH")
     answer = finished.answer
@@ -270,7 +270,7 @@ async def _close(run: ResponseRun, end: KnownEvent) -> None:
 
 
 def _store_record(run: ResponseRun, end: KnownEvent) -> list[Command]:
-    """Return the command that stores what happened: of turns, and of the user's queries without an answer."""
+    """Return the command that stores the query's record in its session; none for queries without a record."""
     query, caller = run.query, run.caller
     why = unanswered(query, end) if run.saved_text is None else None
     if query.plain or caller.respondent_id != "A" or (run.saved_text is None and why is None):

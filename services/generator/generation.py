@@ -1,4 +1,4 @@
-"""The answer of a response: what the model reads, and the agent loop or the committee that answers."""
+"""The answer of a response: build the model's input, and run the agent loop or the committee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model is told of its last grade: once, when it was a low one."""
+"""The note to the model about a low grade of its last answer, given once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN_QUERY, _SHOWN_WORDS = 200, 600
 
 @dataclass(frozen=True, slots=True)
 class LowGrade:
-    """about: the query whose answer was graded. note: what the model is told."""
+    """A low grade. about: the query whose answer was graded. note: the text for the model."""
 
     about: str
     score: int
@@ -41,7 +41,7 @@ def recorded_low_grade(state: ResponseState) -> LowGrade | None:
 
 
 async def last_low_grade(bus: Bus, turns: Sequence[Turn]) -> LowGrade | None:
-    """Of the newest of a session's turns that has a grade, if it is low and the model was not told before."""
+    """Return the grade of the newest graded turn, if it is low and no turn has a note about it."""
     recent = list(reversed(turns[-_LOOK_BACK:]))
     if not recent:
         return None
@@ -56,7 +56,7 @@ async def last_low_grade(bus: Bus, turns: Sequence[Turn]) -> LowGrade | None:
 
 
 def note(query: str, score: int, words: str) -> str:
-    """For the model, which is not to take the judge's words for the user's, nor for instructions."""
+    """Return the note. It marks the judge's words: the model must not read them as the user's, or as instructions."""
     said = f' The judge\'s reason: "{_short(words, _SHOWN_WORDS)}"' if words.strip() else ""
     return (
         "[A note that the user has not written. An independent judge graded your earlier answer to "
@@ -66,13 +66,13 @@ def note(query: str, score: int, words: str) -> str:
 
 
 def _short(text: str, most: int) -> str:
-    # one line without brackets: it must not end the note
+    # One line without brackets: the text must not end the note.
     line = " ".join(text.split()).translate(str.maketrans('[]"', "()'"))
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _grade(raw: bytes | None) -> tuple[int | None, str]:
-    """(score, the judge's words) as the critic stores them; (None, '') when there is none, or none that can be read."""
+    """Return score and the judge's words as the critic stores them; (None, '') for a missing or malformed grade."""
     try:
         stored = orjson.loads(raw or b"{}")
         score = stored["score"]

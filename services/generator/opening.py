@@ -37,7 +37,7 @@ def seconds_left(deps: RunDeps, message: Message[QueryReceived]) -> float:
 
 async def wait_for_turn(deps: RunDeps, message: Message[QueryReceived], caller: Caller) -> bool:
     """Wait until the query is first in its session's queue; return False if it was cancelled before."""
-    # Later deliveries must ask: the queue may have changed since the query was accepted.
+    # Later deliveries must check: the queue may have changed since the query was accepted.
     accepted_as_first = message.deliveries == 1 and caller.respondent_id in message.envelope.turn
     if accepted_as_first or message.payload.messages is not None:
         return True
@@ -114,7 +114,7 @@ async def load_past(run: ResponseRun) -> Past | None:
     query, caller, sessions = run.query, run.caller, run.deps.sessions
     first_delivery = run.message.deliveries == 1
     commands: list[Command] = [("EXISTS", cancel_key(caller.query_id))]
-    # A later delivery does not know whether the session is still new.
+    # At a later delivery the session may have turns already.
     has_past = query.messages is None and not (query.first and first_delivery)
     if has_past:
         commands += [*sessions.newest(query.session_id, caller.respondent_id), reading(query.session_id)]

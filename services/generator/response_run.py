@@ -1,4 +1,4 @@
-"""One response at one replica: what it may use, its state, and the writer of its journal."""
+"""One response at one replica: its dependencies, its state, and the writer of its journal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shared.records.sessions import Sessions, Turn
 
 @dataclass(frozen=True, slots=True)
 class RunDeps:
-    """What all responses of a replica may use.
+    """The dependencies of all responses of a replica.
 
     background_model: returns a model that waits for all interactive queries. Its argument opens a block in which the
     query has no slot; the model waits in such a block.

@@ -1,4 +1,4 @@
-"""How often the results of an answer's tools are kept: a large one once, in its own entry of the journal. Pure."""
+"""Tool results in the terminal entry and on the bus: a large one is stored once, in its own entry. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from shared.records.journal import LARGE_RESULT
 
 
 def as_told(record: ToolCallRecord, large: Mapping[str, str]) -> dict[str, Any]:
-    """A call as the end of the journal has it. large: the entries of large results by call id; of such a one the end
-    names the entry, instead of the result and of data above LARGE_RESULT bytes."""
+    """Return a call as the terminal entry has it. large: the entries of large results, by call id.
+
+    For a large result, `result_in` names its entry. The result, and data above LARGE_RESULT bytes, are left out.
+    """
     told = record.model_dump(mode="json")
     if (place := large.get(record.call_id)) is not None:
         told |= {"result": "", "result_in": place}
@@ -23,8 +25,10 @@ def as_told(record: ToolCallRecord, large: Mapping[str, str]) -> dict[str, Any]:
 
 
 def as_observed(record: ToolCallRecord) -> ToolCallRecord:
-    """A call as observers are told of it: the first MOST_RESULT characters of its result, and no more data than that.
-    What our own tools say of their finds decides how far an answer is trusted, and stays."""
+    """Return a call for observers: the first MOST_RESULT characters of its result, without larger data.
+
+    Data of our own tools stays: memory reads from it whether an answer is tainted.
+    """
     cut: dict[str, Any] = {}
     if len(record.result) > MOST_RESULT:
         cut["result"] = record.result[:MOST_RESULT]

@@ -1,8 +1,8 @@
-"""What people thought of this respondent's answers, by configuration and intent: kept in Redis, shown in the registry.
+"""Users' ratings of this respondent's answers, by configuration and intent: stored in Redis, shown in the registry.
 
-Every replica follows `reward.event` beside its work, with the connection that follows streams anyway. An event that
-several of them see counts once; of several votes on one answer the last one counts, and none once it is withdrawn. The
-participant's consumer group marks how far it has come, so that the bus keeps what is published while no replica runs.
+Every replica follows `reward.event`. An event counts once, although several replicas read it. Of several votes on one
+answer the last one counts, unless it was withdrawn. The participant's consumer group stores the position in the
+stream. So the bus does not trim events that are published while no replica runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 _STREAM = REWARD_EVENT.stream
-# A client may name any model: beyond so many kinds of answers, the rest is one.
+# A client may name any model: further kinds of answers are counted as one.
 _MOST_KINDS = 400
 _SHOWN = 20
 _OTHER = orjson.dumps([{}, "other"]).decode()
@@ -44,12 +44,12 @@ class Rewards:
         self._bus = bus
         self._group = group
         self._respondent = respondent_id
-        # nobody can vote on an answer whose record is gone
+        # After this time the answer's record has expired, and no vote is possible.
         self._seconds = 2 * retention + 86_400
         self._counts, self._sums = rewards_key(respondent_id, "counts"), rewards_key(respondent_id, "sums")
 
     async def count(self, entry: Entry) -> None:
-        """One entry of the stream, of whichever respondent."""
+        """Count one entry of the stream; those of the other respondent only move the position."""
         event = self._event(entry)
         mine = event is not None and event.respondent_id == self._respondent
         vote, kind, vote_id, reward = "none", "", "", ""
@@ -66,17 +66,17 @@ class Rewards:
         try:
             return REWARD_EVENT.decode(Envelope.parse(REWARD_EVENT.name, *entry))
         except DecodeError as exc:
-            # memory, whose work it is, sets it aside
+            # Memory, which reads the stream as work, writes its dead letter.
             log.warning("rewards.malformed", entry_id=entry[0], reason=str(exc))
             return None
 
     async def statistics(self) -> list[dict[str, Any]]:
-        """The kinds of answers that were rated most: configuration, intent, how often, and the mean from -1 to 1."""
+        """Return the kinds of answers with most ratings: configuration, intent, count, and the mean from -1 to 1."""
         raw = await self._bus.link.pipe([("HGETALL", self._counts), ("HGETALL", self._sums)])
         counts, sums = (dict(zip(found[::2], found[1::2], strict=True)) for found in raw)
         rows = []
         for kind, number in counts.items():
-            # what somebody else has written there says nothing
+            # Skip malformed fields.
             with contextlib.suppress(ValueError, TypeError, ArithmeticError):
                 config, intent = orjson.loads(kind)
                 count = int(number)
@@ -86,7 +86,7 @@ class Rewards:
         return rows[:_SHOWN]
 
     async def position(self) -> str:
-        """The id of the last event that was counted; the group is made when it is not there."""
+        """Return the id of the last counted event; create the group if it is missing."""
         try:
             await self._bus.link.call("XGROUP", "CREATE", _STREAM, self._group, "0", "MKSTREAM")
         except ReplyError as exc:
@@ -99,12 +99,12 @@ class Rewards:
         return "0-0"
 
     async def serve(self) -> None:
-        """Says that somebody reads for the group: else the bus no longer keeps entries for it. Reads nothing."""
+        """Mark the group as used: the bus trims entries of abandoned groups. Reads nothing."""
         await self._bus.link.call("XREADGROUP", "GROUP", self._group, _FOLLOWER, "COUNT", 1, "STREAMS", _STREAM, "0")
 
 
 async def follow_rewards(context: Context[Any], rewards: Rewards) -> None:
-    """Counts what comes, and shows it, until cancelled."""
+    """Count new events and show the statistics, until cancelled."""
     while True:
         try:
             follower = context.tail.follow(_STREAM, await rewards.position())

@@ -1,4 +1,4 @@
-"""Which queries the second respondent leaves out."""
+"""The choice of queries that the second respondent leaves out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.participant.sampling import one_in
 async def is_left_out(
     settings: GeneratorSettings, message: Message[QueryReceived], unfinished: Callable[[], Awaitable[int]]
 ) -> bool:
-    """Return whether a respondent leaves a query out: respondent A none, B all but a sample while few are unfinished.
+    """Return whether a respondent leaves a query out. A leaves out none; B takes a sample while few are unfinished.
 
     B also leaves out plain calls, which are not the agent's, and queries with client tools, whose results a client
     returns to one respondent only. unfinished: returns the number of unfinished interactive queries.

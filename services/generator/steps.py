@@ -157,7 +157,7 @@ class JournalSteps:
                     raise
                 log.warning("model.interrupted", step=step, reason=str(exc))
             except ContextOverflow as exc:
-                # Most refusals contain the lengths of window and prompt; else halve the history until it fits.
+                # Most refusals contain the lengths of window and prompt; otherwise halve the history until it fits.
                 sent, images = characters(request.messages, request.tools), images_in(request.messages)
                 longer = self.conversation.measure(sent, exc.prompt, images)
                 smaller = (await self._facts()).context(request.num_ctx) < facts.context(request.num_ctx)
