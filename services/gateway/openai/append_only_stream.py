@@ -28,21 +28,21 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The value of the terminal entry of an answer, complete or cancelled."""
+    """The data of the terminal entry of an answer, complete or cancelled."""
 
     value: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     code: str
     message: str
 
 
 def step_of(call: ToolAsked | ToolAnswered) -> str:
-    """A call of a tool in one line."""
+    """Return a call of a tool as one line."""
     arguments = orjson.dumps(call.args).decode()
     return f"{call.tool} {arguments if len(arguments) <= _MOST else arguments[:_MOST] + '…'}"
 
@@ -62,7 +62,7 @@ class AppendOnlyStream:
         self._whole = whole
         self._steps = steps
         self._state = EMPTY
-        # By kind the text that was sent of a model call that started again, and how many characters of it are valid.
+        # By kind, for a model call that started again: its sent text, and how many characters of it are valid.
         self._sent: dict[Kind, tuple[str, int]] = {}
         self._any: set[Kind] = set()
         self._gap: set[Kind] = set()
@@ -71,7 +71,7 @@ class AppendOnlyStream:
         before, self._state = self._state, apply(self._state, entry)
         event = entry.event
         if event.speaker is not None:
-            # what the committee says among itself is not the answer
+            # Texts of committee members are not the answer.
             return
         match event:
             case events.Claimed():

@@ -45,7 +45,7 @@ _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 class Ask(AcceptedQuery):
     """A validated query. messages: the client's own history; the query is then in no lane, and nothing is stored.
 
-    given: what the route stores of the request beside the query.
+    given: the part of the request that the route stores beside the query.
     chat: the client's name for the conversation.
     kept: the session that stores the turn although the client has the history; empty: a new session.
     about: the session that a chore belongs to, and is deleted with.

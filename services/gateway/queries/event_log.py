@@ -1,4 +1,4 @@
-"""What happened in a query: its journal as its session keeps it, and its messages on the bus."""
+"""The record of a query: its journal as its session stores it, and its messages on the bus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.records.steps import read_steps
 
 
 async def read_event_log(bus: Bus, query_id: str) -> list[dict[str, Any]]:
-    """Return the messages of a query that are on the bus, as clients get them. The caller checks whose query it is."""
+    """Return the messages of a query that are on the bus, as clients get them. The caller checks the query's owner."""
     accepted, _ = order(query_id)
     return [
         {
@@ -32,12 +32,12 @@ async def read_event_log(bus: Bus, query_id: str) -> list[dict[str, Any]]:
 
 
 async def happened(gateway: Gateway, info: SessionInfo, query_id: str) -> dict[str, Any] | None:
-    """Of a turn of the session, or of another query of it of which something is kept; None of any other."""
+    """Return the record of a turn or another query of the session; None if nothing is stored."""
     turn, record = await asyncio.gather(gateway.sessions.turn(info.session_id, "A", query_id), load(gateway, query_id))
     events = await read_steps(gateway.bus, info.session_id, turn, query_id)
     there = record is not None and (record.session_id, record.user_id) == (info.session_id, info.user_id)
     if events is None and there:
-        # it is not over
+        # Its record is stored at its end.
         journal = await read_journal(gateway.bus, journal_key(query_id, "A"))
         events = compacted(replay(entry.typed() for entry in journal))
     if events is None and turn is None:

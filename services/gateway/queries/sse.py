@@ -20,12 +20,12 @@ from shared.records.journal import TERMINAL, EntryType, read_end
 KEEP_ALIVE = b": keep-alive\n\n"
 _TERMINAL = frozenset(kind.value.encode() for kind in TERMINAL)
 _CRITIQUE = EntryType.CRITIQUE.value.encode()
-# Seconds in which what is there is read when nothing more is waited for.
+# Seconds to read existing entries after the time to wait for new ones has ended.
 _READING = 1.0
 
 
 def frame(kind: bytes, entry_id: str, data: bytes) -> bytes:
-    """One event."""
+    """Return an entry as one server-sent event."""
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(data.splitlines())
     if b"\n" in kind or b"\r" in kind:
@@ -34,9 +34,9 @@ def frame(kind: bytes, entry_id: str, data: bytes) -> bytes:
 
 
 def parts(entry: Entry) -> tuple[bytes, bytes]:
-    """An entry's type and data."""
+    """Return an entry's type and data."""
     fields = entry[1]
-    # as our writers order them; another order is as good, but rare
+    # Our writers use this order of fields.
     if fields[0] == b"type" and fields[-2] == b"data":
         return fields[1], fields[-1]
     raw = dict(zip(fields[::2], fields[1::2], strict=False))
@@ -47,10 +47,10 @@ def parts(entry: Entry) -> tuple[bytes, bytes]:
 class Ending:
     """When a journal's stream ends.
 
-    until: loop time of the query's deadline, with some grace for its last entry. It limits the waiting: what is there
-        then is told, to whoever comes back later too.
-    answered: the terminal entry lies before the stream's start.
-    follow: go on after the terminal entry, at most `follow_seconds`, for the critique.
+    until: loop time of the query's deadline, with some grace for its last entry. It limits the waiting: entries that
+        exist then are still sent, also to a client that returns later.
+    answered: the terminal entry is before the stream's start.
+    follow: continue after the terminal entry, at most `follow_seconds`, until the critique.
     """
 
     until: float
@@ -60,21 +60,23 @@ class Ending:
 
 
 async def heard(follower: Follower, until: float, pause: float) -> list[Entry] | None:
-    """The next entries; none after a silence of `pause` seconds; None when there is nothing more: the loop's time
-    `until` is behind, and nothing is on its way."""
+    """Return the next entries; none after a silence of `pause` seconds.
+
+    Returns None when the loop's time `until` has passed and no page is being read.
+    """
     left = until - asyncio.get_running_loop().time()
     found = await follower.next(min(pause, left if left > 0 else _READING))
     return None if not found and left <= 0 and not follower.reading else found
 
 
-# Asked when nothing came for a while: whether nothing will ever come, because the query itself is gone.
+# Returns whether the query was deleted, so that no entry will come; called after a silence.
 Lost = Callable[[], Awaitable[bool]]
 
 
 async def journal_events(
     follower: Follower, ending: Ending, keepalive: float, lost: Lost
 ) -> AsyncGenerator[bytes, None]:
-    """The events of one journal. The follower is closed at the end."""
+    """Yield the events of one journal. The follower is closed at the end."""
     now = asyncio.get_running_loop().time
     until = now() + ending.follow_seconds if ending.answered else ending.until
     try:
@@ -104,9 +106,9 @@ async def journal_events(
 
 
 async def ended(follower: Follower, until: float, pause: float, lost: Lost) -> bool:
-    """Waits for the terminal entry; False when it does not come in time. The follower is closed at the end.
+    """Wait for the terminal entry; return False when it does not come in time. The follower is closed at the end.
 
-    pause: seconds of silence after which it is asked whether the query is lost.
+    pause: seconds of silence after which `lost` is called.
     """
     try:
         while (found := await heard(follower, until, pause)) is not None:
@@ -120,7 +122,7 @@ async def ended(follower: Follower, until: float, pause: float, lost: Lost) -> b
 
 
 async def ended_at(gateway: Gateway, key: str) -> tuple[str, str | None]:
-    """The newest entry's id (`0-0` without one), and the terminal entry's, if it is there."""
+    """Return the newest entry's id (`0-0` if there is none), and the terminal entry's id or None."""
     end = await read_end(gateway.bus, key)
     if not end:
         return "0-0", None
@@ -132,8 +134,10 @@ def is_before(first: str, second: str) -> bool:
 
 
 class EventStream(Response):
-    """Sends what an iterator yields until it ends, the client goes or the gateway stops. Nobody is cancelled by it;
-    `left` is told when the client went before the end."""
+    """Send the items of an iterator until it ends, the client disconnects or the gateway stops.
+
+    A disconnect cancels no query. left: called when the client disconnected before the end.
+    """
 
     media_type = "text/event-stream"
 
@@ -171,6 +175,6 @@ class EventStream(Response):
 
 
 async def gone(receive: Receive) -> None:
-    """Returns when the client has closed its connection."""
+    """Return when the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
