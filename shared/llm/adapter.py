@@ -1,8 +1,8 @@
-"""What all adapters share: a backend's wire turned into a chat model.
+"""The common part of all adapters: turn a backend's wire into a chat model.
 
-A wire sends one request and yields raw events. Here, once for all backends: the attempts of a call
+A wire sends one request and yields raw events. This module has the rest, once for all backends: the attempts of a call
 (`shared.llm.attempts`), the markers of templates, references in the schemas of tools, the cleaner, blank lines before
-an answer, ids for calls that have none, and time-outs of a silent stream.
+an answer, ids for calls without one, and time-outs of a silent stream.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# Seconds for which a lacking ability of a model is remembered: it may be pulled again with another template.
+# Seconds for which a lacking ability of a model is stored: the model may be pulled again with another template.
 _REMEMBERED = 600.0
 # Seconds for which text is held back because it may be a tool call.
 HELD_SECONDS = 30.0

@@ -12,7 +12,7 @@ from shared.llm.port import ChatRequest, EmptyAnswer, ModelError, Notice
 Ability = Literal["tools", "thinking"]
 ABILITIES: tuple[Ability, ...] = ("tools", "thinking")
 
-# Extra tokens for a model that thinks although no thinking is asked for: its thoughts count within the limit.
+# Extra tokens for a model that thinks without a request to think: its thoughts count within the limit.
 _ROOM_FOR_THOUGHTS = 4_096
 # Names of the option that limits the length of an answer.
 _LENGTH_OPTIONS = ("num_predict", "max_tokens", "max_completion_tokens")

@@ -5,13 +5,13 @@ An adapter turns a backend's stream into deltas and its failures into the errors
     ModelError
     ├── ModelMissing        the backend does not have this model         → failed, with the command that gets it
     ├── ModelRejected       the request itself is wrong (HTTP 400)       → failed
-    │   ├── AccessRefused   whoever asks may not (401, 403)              → failed
-    │   └── NotOffered      the server does no such thing (404, 405, 501) → failed
+    │   ├── AccessRefused   the key is not accepted (401, 403)           → failed
+    │   └── NotOffered      the server lacks this ability (404, 405, 501) → failed
     ├── ContextOverflow     the prompt does not fit the context          → half of the history, until it fits
     ├── ModelOverloaded     busy (429, 503)                              → back-off inside the deadline
-    ├── ModelUnavailable    no connection, or none any more              → back-off inside the deadline
-    ├── AnswerTooLong       more than one answer may bring              → failed
-    ├── EmptyAnswer         neither text nor calls, although asked twice → asked without tools, else failed
+    ├── ModelUnavailable    no connection                                → back-off inside the deadline
+    ├── AnswerTooLong       larger than an answer may be                → failed
+    ├── EmptyAnswer         neither text nor calls, in two attempts      → again without tools, else failed
     └── StreamInterrupted   the stream ended before its last chunk       → the step is started again
 """
 
@@ -40,7 +40,7 @@ class ModelRejected(ModelError):
 
 
 class AccessRefused(ModelRejected):
-    """The backend wants another key, or is not to be reached under this name."""
+    """The backend requires another key, or refuses this host name."""
 
 
 class NotOffered(ModelRejected):
@@ -66,22 +66,22 @@ class ModelUnavailable(ModelError):
 
 
 class AnswerTooLong(ModelError):
-    """The backend sends more than one answer, or one line of it, may be; another try would bring the same."""
+    """An answer, or a line of it, is larger than the limit; another attempt would not help."""
 
 
 class EmptyAnswer(ModelError):
-    """The model said nothing."""
+    """The answer has neither text nor calls."""
 
 
 class StreamInterrupted(ModelError):
-    """The stream broke off; nothing of it counts."""
+    """The stream ended before its last chunk; its text is void."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call asked for by the model. `id` is the backend's, or made up by the adapter where it has none.
+    """A tool call of the model. id: the backend's, or a new one if the backend gives none.
 
-    error: why it cannot be run, whatever the tool: its arguments cannot be passed on, and are left out.
+    error: why it cannot be run: its arguments are unusable, and are left out.
     signature: Gemini's signature of the thoughts before the call, as base64. The server requires it with the call.
     """
 
@@ -102,12 +102,12 @@ class ChatRequest:
         `reasoning_details` and `signature`: servers require them with the results of the turn's tool calls.
     tools: schemas in the OpenAI form `{type: "function", function: {name, description, parameters}}`.
     num_ctx: context length in tokens, always sent where the backend takes it.
-    max_tokens: how many the answer may have, thinking included; None: what the backend thinks right.
-    first_token_timeout: longest wait for the first token in seconds, in which the model may be loaded and the prompt
-        read; a sign of life of the server begins it anew.
-    idle_timeout: longest wait from one token to the next in seconds, whatever signs of life there are.
-    patience: for how many seconds more a call in the background may be put off (see `shared.llm.preemption`); None: as
-        long as its settings say.
+    max_tokens: the most tokens of the answer, thinking included; None: the backend's default.
+    first_token_timeout: longest wait for the first token in seconds, while the server loads the model and reads the
+        prompt; each sign of life of the server restarts it.
+    idle_timeout: longest wait from one token to the next in seconds; signs of life do not extend it.
+    patience: seconds for which a background call may still be deferred (see `shared.llm.preemption`); None: as its
+        settings say.
     """
 
     model: str
@@ -124,7 +124,7 @@ class ChatRequest:
 
     @property
     def length(self) -> int | None:
-        """Tokens that the answer may have: what the options ask for, but never more than `max_tokens`."""
+        """The most tokens of the answer: the options' number, but never more than `max_tokens`."""
         wished = self.options.get("num_predict", self.options.get("max_tokens"))
         if not isinstance(wished, int) or wished <= 0:
             return self.max_tokens
@@ -144,14 +144,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The adapter went on without something that was asked for."""
+    """The adapter left out an ability that the caller asked for."""
 
     code: Literal["tools_unsupported", "thinking_unsupported"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last delta of every complete stream. Token counts are the backend's own, or None where it gives none.
+    """The last delta of every complete stream. Token counts are the backend's; None if it gives none.
 
     reason: `loop` when the model repeated itself without end and was stopped; the text ends with the repetitions.
     reasoning_details: the thoughts in the server's own form. The server requires them with the message (OpenRouter's
@@ -169,18 +169,18 @@ Delta = ThinkingDelta | TextDelta | ToolCall | Notice | Finish
 
 
 class ChatModel(Protocol):
-    """A model backend. Closing the iterator early closes the connection: that is what stops the GPU."""
+    """A model backend. Closing the iterator early closes the connection, which stops the GPU."""
 
     def stream(self, request: ChatRequest) -> AsyncIterator[Delta]:
-        """Deltas as they come; exactly one Finish, last. Raises ModelError."""
+        """Yield deltas as they arrive; the last one is the only Finish. Raises ModelError."""
         ...
 
     async def facts(self, model: str) -> ModelFacts:
-        """What is known of the model, asked of the backend once in a while. Never fails."""
+        """Return the model's facts, which are read from the backend from time to time. Never fails."""
         ...
 
     async def reachable(self, model: str) -> str | None:
-        """None when the backend answers and has the model, else a sentence that says what is missing."""
+        """Return None if the backend answers and has the model, else a sentence that names the missing part."""
         ...
 
     async def aclose(self) -> None: ...
@@ -190,5 +190,5 @@ class EmbeddingModel(Protocol):
     """Texts to vectors of unit length."""
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
-        """One vector a text. Raises ModelError."""
+        """Return one vector for each text. Raises ModelError."""
         ...
