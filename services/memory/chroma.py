@@ -1,4 +1,4 @@
-"""Chroma by its public client: a folder that this process has alone, or a server. The only module that imports it.
+"""Chroma by its public client: a folder of this process alone, or a server. Only this module imports Chroma.
 
 Every user has collections of their own, one per embedding model and dimension. A search therefore reads nothing of
 other users. The name of a collection follows from its user, model and dimension, so it is found without a listing. One
@@ -40,18 +40,17 @@ PAGE = 500
 _LISTED = 100
 # Seconds that Chroma may take for one call.
 READ_S, WRITE_S = 30.0, 120.0
-# The file by which a folder is known to be a store.
+# The file that makes a folder a store.
 DATABASE = "chroma.sqlite3"
 READERS = 4
 _SPACES = "spaces"
 # Id of the record that marks the collection of spaces as complete.
 _WHOLE = "whole"
-# Seconds for which the spaces are believed where other replicas may add some.
+# Seconds for which the list of spaces is used, where other replicas may add some.
 _SPACES_S = 5.0
-# Most collection handles that are kept, 40 kB each.
+# The most cached collection handles, 40 kB each.
 _HANDLES = 1_000
-# Most indexes that an embedded Chroma keeps in memory, 2.7 MB each. The client opens one for every fifth file that the
-# process may open.
+# The most indexes that an embedded Chroma has in memory, 2.7 MB each: a fifth of the files that the process may open.
 OPEN_INDEXES = 64
 _FILES_PER_INDEX = 5
 _REOPENINGS = 10
@@ -61,11 +60,11 @@ _DAMAGED = re.compile(r"malformed|not a database|\(code: (11|26)\)", re.IGNORECA
 # refuses every call for the collection, reads of ids and metadata too. Chroma 1.5.9 writes the files of an index in
 # place, then its list of ids, then its place in the log: a process that dies in between leaves such an index.
 _INDEX_DAMAGED = re.compile(r"hnsw segment (reader|writer)", re.IGNORECASE)
-# The operating system's errors, such as too many open files, may pass.
+# Errors of the operating system, such as too many open files, may be temporary.
 _MAY_PASS = "(os error"
 # Chroma's messages about a record without its vector: it was removed just now, or the file of vectors is damaged.
 _NO_VECTOR = re.compile(r"Error (finding id|getting embedding)")
-# Chroma's message about an index that was closed for another one and was never large enough for a file. Chroma loads it
+# Chroma's message about an index without a file, because it is small, that was closed for another one. Chroma loads it
 # again at the next change of the collection.
 _CLOSED = "Nothing found on disk"
 
@@ -96,7 +95,7 @@ class _IndexClosed(StoreUnavailable):
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Raise Chroma's errors as ours. A record that Chroma refuses stays its own, permanent error."""
+    """Raise Chroma's errors as ours. The error for a record that Chroma refuses is permanent, and stays Chroma's."""
     from chromadb.errors import ChromaError, InvalidArgumentError, InvalidDimensionException, NotFoundError
 
     try:
@@ -116,7 +115,7 @@ def _translated() -> Iterator[None]:
             raise IndexDamaged(str(exc)) from exc
         raise StoreUnavailable(f"the store does not work: {type(exc).__name__}: {exc}") from exc
     except ValueError as exc:
-        # the client's error for a server that it cannot reach
+        # The client's error for a server that it cannot reach.
         if "connect" in str(exc).lower():
             raise StoreUnavailable(str(exc)) from exc
         raise
@@ -132,7 +131,7 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
 
 
 class Suspects:
-    """Users of whom a vector could not be read. found: set when there is a new one."""
+    """Users with a vector that could not be read. found: set when there is a new one."""
 
     def __init__(self) -> None:
         self.users: dict[str, str] = {}
@@ -151,7 +150,7 @@ class Suspects:
 class Connection(ABC):
     """Chroma's client, opened at the first call.
 
-    damage: why nothing can be read any more. All methods raise StoreUnavailable and its subclasses.
+    damage: the reason why the store cannot be read. All methods raise StoreUnavailable and its subclasses.
     """
 
     def __init__(self) -> None:
@@ -223,9 +222,9 @@ class Server(Connection):
                     headers={"x-chroma-token": token} if token else None,
                     settings=chromadb.Settings(
                         anonymized_telemetry=False,
-                        # the asynchronous client checks no certificate by default
+                        # The asynchronous client checks no certificate by default.
                         chroma_server_ssl_verify=True,
-                        # it has no method that closes idle connections
+                        # The client has no method that closes idle connections.
                         chroma_http_max_keepalive_connections=0,
                     ),
                 )
@@ -265,12 +264,12 @@ class Embedded(Connection):
     async def _in(self, pool: ThreadPoolExecutor, seconds: float, work: Callable[[], R]) -> R:
         if self.damage is not None:
             raise StoreDamaged(self.damage)
-        # A call that has begun goes on after its deadline; one that waits for a thread is dropped.
+        # A call that has begun continues after its deadline; one that waits for a thread is cancelled.
         async with _deadline(seconds):
             return await asyncio.get_running_loop().run_in_executor(pool, _translating, work)
 
     def _opened(self) -> Any:
-        """Raises StoreDamaged when a store that was here is gone: Chroma would begin an empty one."""
+        """Open the store. Raises StoreDamaged when its files are gone: Chroma would create an empty one."""
         missing = sqlite_missing(self.folder / DATABASE)
         if missing is not None and was_created(self.folder):
             raise StoreDamaged(f"{missing} from {self.folder}")
@@ -321,7 +320,7 @@ def _file_limit(files: int) -> Iterator[None]:
 
 
 class Collection:
-    """One collection of a user; all its vectors lie in `space`."""
+    """One collection of a user; all its vectors are of one space."""
 
     def __init__(self, connection: Connection, handle: Any, space: Space) -> None:
         self._connection = connection
@@ -349,7 +348,7 @@ class Collection:
         await self._write(self._handle.delete, ids=list(ids))
 
     async def damaged(self) -> bool:
-        """Return whether not all vectors can be read. It reads them all."""
+        """Read all vectors; return whether one cannot be read."""
         try:
             async for _ in self.pages(("embeddings",)):
                 pass
@@ -358,7 +357,7 @@ class Collection:
         return False
 
     async def pages(self, include: Sequence[str]) -> AsyncIterator[Any]:
-        """All records. Ids are read first, so a deletion meanwhile shifts no page."""
+        """Yield all records in pages. Ids are read first, so a deletion meanwhile shifts no page."""
         with contextlib.suppress(CollectionGone):
             ids = (await self.get(include=[]))["ids"]
             for at in range(0, len(ids), PAGE):
@@ -407,11 +406,11 @@ class Collections:
         return next((one for one in await self.of(user_id) if one.name == name), None)
 
     async def users(self) -> set[str]:
-        """Return the users that have a collection. It takes half a millisecond for each."""
+        """Return the users with a collection. This takes half a millisecond for each."""
         return {about["user_id"] for _, about in await self._own()}
 
     async def of_all_users(self, *, but: Space | None = None) -> AsyncIterator[tuple[str, Collection]]:
-        """Yield all collections with their users, or those of other spaces than one. Their handles are not kept."""
+        """Yield all collections with their users, without those of the space `but`. Their handles are not cached."""
         for name, about in await self._own():
             if (space := _space(about)) != but and (handle := await self._asked(name)) is not None:
                 yield about["user_id"], Collection(self._connection, handle, space)
@@ -447,12 +446,12 @@ class Collections:
         try:
             await (await self._made(user_id, space)).upsert(**record)
         except CollectionGone:
-            # another replica has removed it
+            # Another replica has removed the collection.
             self._handles.pop(self._name(user_id, _suffix(space)), None)
             await (await self._made(user_id, space)).upsert(**record)
 
     async def drop(self, name: str, *, empty: bool = False) -> None:
-        """Remove a collection; with `empty` only when nothing is in it."""
+        """Remove a collection. empty: only if it has no records."""
         client = await self._connection.client()
         with contextlib.suppress(CollectionGone):
             handle = await self._connection.write(client.get_collection, name=name, embedding_function=None)
@@ -475,7 +474,7 @@ class Collections:
         await self._connection.read((await self._connection.client()).heartbeat)
 
     async def spaces(self) -> dict[str, Space]:
-        """Return the spaces of all vectors, by the ends of their collections' names."""
+        """Return the spaces of all vectors, by the suffixes of their collections' names."""
         if not self._spaces or (self._shared and time.monotonic() - self._spaces_at > _SPACES_S):
             at = time.monotonic()
             found = await self._written_spaces()
@@ -486,7 +485,7 @@ class Collections:
         return self._spaces
 
     async def _written_spaces(self) -> dict[str, Space] | None:
-        """Return None when some may be missing."""
+        """Return the stored list of spaces; None if it may be incomplete."""
         handle = await self._asked(f"{self._prefix}.{_SPACES}")
         if handle is None:
             return None
@@ -541,12 +540,12 @@ class Collections:
             return None
 
     async def _made(self, user_id: str, space: Space) -> Collection:
-        """Return the user's collection for such vectors; create it when it is not there."""
+        """Return the user's collection of a space; create it if it is missing."""
         suffix = _suffix(space)
         name = self._name(user_id, suffix)
         if (handle := await self._handle(name)) is None:
             if suffix not in await self.spaces():
-                # first: a collection of an unlisted space would not be found
+                # List the space first: a collection of an unlisted space would not be found.
                 await self._write_spaces({suffix: space})
                 self._spaces = {**self._spaces, suffix: space}
             about = {

@@ -1,8 +1,8 @@
 """A user's files and documents: one folder per user with a small database, and the files by their content's hash.
 
-The database has what is known of each file, the chunks of its text, their vectors and the index of their words, so that
-a file comes, changes its state and goes in one transaction each. A user's folder sees nothing of the others; forgetting
-a user removes it. Everything here blocks: it is for threads, and several processes of one host may use a folder.
+The database has a row for each file, the chunks of its text, their vectors and the index of their words. So adding,
+changing and removing a file is one transaction each. Each user has a folder; deleting a user removes it. All methods
+block: call them in threads. Several processes of one host may use a folder.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ log = get_logger()
 VERSION = 1
 # Seconds that a writer waits for another one.
 _PATIENCE = 20.0
-# What nobody finished or refers to is removed after so many seconds.
+# Unfinished and unreferenced files are removed after this time (seconds).
 _ORPHANED = 3_600.0
 
 _DATABASE = "library.db"
 # Names of users' folders. `local2 doctor --repair` gives a damaged folder another name.
 _OWNER = re.compile(r"[0-9a-f]{32}")
 
-# Whether words of what was removed may be in a database (its application_id): none; some; they are being overwritten.
+# Words of removed files in a database (its application_id): none; perhaps some; they are being overwritten.
 _CLEAN, _REMOVED, _MERGING = 0, 1, 2
 
-# How SQLite says that there is no room: for a page, for its log, for a file.
+# SQLite's errors for a full disk: no room for a page, for its log, for a file.
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 _SCHEMA = f"""
@@ -70,7 +70,7 @@ _ADD = "INSERT INTO file(id, hash, name, type, size, added, expires, state) VALU
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """A chunk without a vector of the model in use: what is embedded of it."""
+    """A chunk without a vector of the model in use, with the text to embed."""
 
     n: int
     title: str
@@ -79,14 +79,14 @@ class Bare:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one user."""
+    """The most files and bytes of one user."""
 
     files: int
     bytes: int
 
 
 class LibraryFull(Exception):
-    """The user has as much as one may have; the text says so."""
+    """The user has reached a limit; the text names it."""
 
 
 class LibraryDamaged(Local2Error):
@@ -100,10 +100,10 @@ class LibraryDamaged(Local2Error):
 
 
 class Library:
-    """`root`: the folder of all users. `blobs`: where the files themselves are; None: there, too.
+    """The files of all users. root: the folder of all users. blobs: the store of the files' content; None: `root`.
 
-    unclean: users of whose removed files words may still be on the disk, as far as this process knows. Every method
-    for one user raises LibraryDamaged.
+    unclean: users with removed files whose words may still be on the disk, as far as this process has found them. Every
+    method for one user raises LibraryDamaged.
     """
 
     def __init__(self, root: Path, blobs: Blobs | None = None) -> None:
@@ -143,13 +143,15 @@ class Library:
         most: Limits,
         added: int | None = None,
     ) -> tuple[File, bool]:
-        """Takes over a complete file; what the user has of it then, and whether it is new. `read`: whether there is
-        text in it to be read. One that is there already keeps its name. Raises LibraryFull, BlobsAway."""
+        """Add a complete file; return its record, and whether it is new. Raises LibraryFull, BlobsAway.
+
+        read: whether the file has text to be read. A file with the same content keeps its name.
+        """
         size, owner = path.stat().st_size, self._owner(user_id)
-        # also when it is known: what was there may have been lost. Before the transaction, because a bucket takes its
-        # time; what is refused then is removed, and what a crash leaves `tidy` finds
+        # Store the content also of a known file: it may have been lost. Before the transaction, because a bucket is
+        # slow. A refused file is removed below, and `tidy` removes the remains of a crash.
         with self._writing(user_id, make=True):
-            # there is a database, where `tidy` looks
+            # `tidy` reads only folders with a database: create it.
             pass
         self._blobs.keep(path, owner, digest)
         with self._writing(user_id, make=True) as db:
@@ -168,7 +170,7 @@ class Library:
                 row = (file_id(user_id, digest), digest, name, mime, size, came, expires, state)
                 db.execute(_ADD, row)
             elif known.state == "failed":
-                # somebody tries again
+                # The user tries again.
                 db.execute("UPDATE file SET state = 'reading', reason = '' WHERE n = ?", (known.n,))
             there = self._by(db, "hash", digest)
             assert there is not None
@@ -202,11 +204,14 @@ class Library:
             yield db
 
     def content(self, user_id: str, file: File) -> Path | bytes:
-        """Where its bytes are, or themselves. Raises FileNotFoundError, BlobsAway."""
+        """Return the path of a file's content, or the content. Raises FileNotFoundError, BlobsAway."""
         return self._blobs.content(self._owner(user_id), file.hash)
 
     def remove(self, user_id: str, id: str) -> bool:
-        """Bytes, text, vectors and words; False when there is none. Raises BlobsAway; then it is still there."""
+        """Remove a file with its text, vectors and words; return False if there is none.
+
+        Raises BlobsAway; then the file still exists.
+        """
         with self._writing(user_id) as db:
             found = self._by(db, "id", id) if db else None
             if found is None:
@@ -252,14 +257,14 @@ class Library:
             return str(row[0]) if row else None
 
     def older(self, user_id: str, before: int) -> list[str]:
-        """The ids of files that came before a moment (ms), the oldest first; none of a library that is damaged."""
+        """Return the ids of files that were added before a time (ms), oldest first; none of a damaged library."""
         with self._spared(self._owner(user_id)), self._reading(user_id) as db:
             sql = "SELECT id FROM file WHERE added < ? ORDER BY added"
             return [row[0] for row in db.execute(sql, (before,))] if db else []
         return []
 
     def census(self, before: int) -> Census:
-        """Of all users, but for those whose libraries are damaged."""
+        """Return the census of all users, without those with damaged libraries."""
         found = [Census(0, None, 0)]
         for owner in self._owners():
             with self._spared(owner), self._database(owner) as db:
@@ -270,7 +275,7 @@ class Library:
         return Census(sum(one.kept for one in found), oldest, sum(one.due for one in found))
 
     def overwrite(self, user_id: str) -> bool:
-        """One step towards a library in which no word of what was removed is left; whether there are more to come."""
+        """Overwrite a part of the removed files' words; return whether more calls are needed."""
         with self._writing(user_id) as db:
             state = _state(db) if db else _CLEAN
             if state == _CLEAN:
@@ -281,7 +286,7 @@ class Library:
             return True
 
     def unread(self, user_id: str) -> list[str]:
-        """The ids of files whose text is still to be read."""
+        """Return the ids of files whose text is still to be read."""
         with self._reading(user_id) as db:
             return [row[0] for row in db.execute("SELECT id FROM file WHERE state = 'reading'")] if db else []
 
@@ -315,7 +320,7 @@ class Library:
     # ── their text ───────────────────────────────────────────────────────────────────────────────────────────
 
     def fill(self, user_id: str, id: str, title: str, chunks: Sequence[Chunk], note: str = "") -> None:
-        """The text of a file that has been read, in place of what was there. One that was removed stays so."""
+        """Replace the text of a file. A file that was removed meanwhile stays removed."""
         with self._writing(user_id) as db:
             file = self._by(db, "id", id) if db else None
             if file is None:
@@ -341,7 +346,7 @@ class Library:
             return [Chunk(*row) for row in found]
 
     def bare(self, user_id: str, space: Space, limit: int, after: int = 0) -> list[Bare]:
-        """Chunks behind that number that have no vector of this space."""
+        """Return chunks after the number `after` that have no vector of this space."""
         with self._reading(user_id) as db:
             if db is None:
                 return []
@@ -352,7 +357,7 @@ class Library:
             return [Bare(n, title, Chunk(place, text)) for n, title, place, text in found]
 
     def place(self, user_id: str, placed: Iterable[tuple[int, Vector]]) -> None:
-        """Gives chunks their vectors."""
+        """Store the vectors of chunks."""
         rows = [(np.asarray(vector.values, dtype=np.float16).tobytes(), vector.model, n) for n, vector in placed]
         with self._writing(user_id) as db:
             if db:
@@ -369,7 +374,7 @@ class Library:
 
     @contextlib.contextmanager
     def _spared(self, owner: str) -> Iterator[None]:
-        """Leave out a library that cannot be read, and keep its files: the work for other users goes on."""
+        """Skip a library that cannot be read, and leave its files: the work for other users continues."""
         try:
             yield
         except (sqlite3.Error, OSError, LibraryDamaged) as exc:
@@ -414,7 +419,7 @@ class Library:
 
     @contextlib.contextmanager
     def _reading(self, user_id: str) -> Iterator[Any]:
-        """A transaction that reads; None for a user who has nothing."""
+        """Open a reading transaction; None for a user without a library."""
         with self._database(self._owner(user_id)) as db:
             if db is not None:
                 db.execute("BEGIN")
@@ -422,8 +427,10 @@ class Library:
 
     @contextlib.contextmanager
     def _writing(self, user_id: str, *, make: bool = False) -> Iterator[Any]:
-        """A transaction, alone with the user's folder; None for a user who has nothing, unless it is to be made. Raises
-        BlobsAway while the disk is full."""
+        """Open an exclusive transaction; None for a user without a library. Raises BlobsAway while the disk is full.
+
+        make: create the library if there is none.
+        """
         try:
             with self._transaction(user_id, make=make) as db:
                 yield db
@@ -442,7 +449,7 @@ class Library:
                 return
             if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 db.execute("BEGIN IMMEDIATE")
-                # unless another process was first
+                # Another process may have created it meanwhile.
                 if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                     for statement in _SCHEMA.split(";\n"):
                         db.execute(statement)
@@ -454,7 +461,7 @@ class Library:
                 yield db
                 db.execute("COMMIT")
             except BaseException:
-                # a full disk may have ended it already
+                # A full disk may have ended the transaction already.
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
@@ -472,12 +479,12 @@ class Library:
 
 
 def file_id(user_id: str, digest: str) -> str:
-    """The same file of the same user has the same id, whenever it comes."""
+    """Return the id of a file: always the same for one user and content."""
     return f"file-{hashlib.sha256(f'{user_id}{chr(0)}{digest}'.encode()).hexdigest()[:32]}"
 
 
 def _full(db: sqlite3.Connection, size: int, most: Limits) -> str | None:
-    """Why a further file of that size cannot be taken."""
+    """Return the reason why a file of this size cannot be added; None if it can."""
     count, total = db.execute("SELECT count(*), coalesce(sum(size), 0) FROM file").fetchone()
     if count >= most.files:
         return f"you keep {count} files, which is as many as one user may: remove one first"

@@ -1,8 +1,8 @@
 """Rebuild vector indexes that Chroma cannot read any more.
 
 Chroma refuses every call for a collection whose index is damaged. The keyword index has a copy of each engram. The
-copies go to a new collection, without vectors, before the damaged one is removed. `Reembedding` then gives them vectors
-again. Until it has, they are found by their words.
+copies go to a new collection, without vectors, before the damaged one is removed. `Reembedding` then makes their
+vectors. Until then, searches find them by their words.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class Rebuilding:
             yield page
             await self._lease()
         if missing:
-            # They were written just now, and will be there in a moment.
+            # They were written just now: the next attempt finds them.
             raise StoreUnavailable(f"the keyword index lacks {len(missing)} engrams of the user")
 
     async def _lease(self) -> None:
-        """Raises StoreUnavailable while another replica rebuilds or embeds."""
+        """Acquire or renew the lease. Raises StoreUnavailable while another replica rebuilds or embeds."""
         if not await self._context.bus.lease(REEMBEDDING, self._context.replica, LEASE_MS):
             raise StoreUnavailable("another replica gives vectors to engrams")
