@@ -1,4 +1,4 @@
-"""Removing every trace of queries: what is kept under their ids, and what streams still hold of them."""
+"""Remove all data of queries: the keys with their ids, and their entries in streams."""
 
 from __future__ import annotations
 
@@ -127,15 +127,17 @@ def _object(data: bytes) -> object:
 
 
 async def erase_entries(bus: Bus, field: str, values: Sequence[str], since: str) -> None:
-    """Removes the entries of all subjects that have one of some values in a field of their envelope, as far as every
-    group that reads them has finished them; written since that query was accepted."""
+    """Remove the entries of all subjects with one of some values in a field of their envelope.
+
+    Only entries that every group has finished are removed. since: a query; only entries since its acceptance are read.
+    """
     start = f"{max(0, order(since)[0] - _CLOCK_MS)}-0"
     for subject in await bus.subjects():
-        # whoever keeps something of a session is told of its end by these
+        # Participants that store data of a session read its deletion from these.
         if subject.name in (MEMORY_FORGET.name, KNOWLEDGE_FORGET.name, QUERY_FORGET.name, DEAD_LETTER.name):
             continue
         if subject.kind == "work":
-            # from the front even what a group was given last can go; what is no stream has nothing of it
+            # Trimming also removes the last delivered entry. A key that is not a stream has no entries.
             with suppress(ReplyError):
                 await bus.trim(subject)
         await _sweep(bus, subject.stream, start, field, values)
@@ -150,13 +152,13 @@ async def _sweep(bus: Bus, stream: str, start: str, field: str, values: Sequence
 
 
 async def erase_dead_letters(bus: Bus, field: str, values: Sequence[str]) -> None:
-    """Removes what was set aside of messages that have one of some values in a field of their envelope."""
+    """Remove dead letters of messages with one of some values in a field of their envelope."""
     start = "-"
     while True:
         try:
             page = await bus.range(DEAD_LETTER.stream, start, count=_ENTRIES)
         except ReplyError:
-            # a key of another type has no letters
+            # A key of another type has no dead letters.
             return
         if not page:
             return

@@ -37,13 +37,13 @@ _LEAVE = script("leave_lane")
 
 
 def lane_keys(session_id: str) -> list[str]:
-    """Everything of a session that lies beside the queries."""
+    """Return the keys of a session's queues and of its list of queries."""
     lanes = [key(session_id, respondent) for respondent in RESPONDENTS for key in (lane_key, waiting_key)]
     return [queries_key(session_id), *lanes]
 
 
 def padded(query_id: str) -> str:
-    """So that the lexical order is the order of ids."""
+    """Return an id in a form whose lexical order is the order of ids."""
     ms, seq = order(query_id)
     return f"{ms:015d}-{seq:010d}"
 
@@ -55,9 +55,12 @@ def plain(member: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """`earlier`: the record of the query that came with the same once-key before; nothing new was accepted. It is empty
-    when the record is not there. unfinished: how many queries of all sessions the generators have not finished, this
-    one included; None where Redis has lost count. accepted, deadline: in ms, by Redis' clock."""
+    """An accepted query.
+
+    earlier: the record of an earlier query with the same once-key, if there is one: no new query was accepted then. It
+    is empty if that record was deleted. unfinished: the unfinished queries of all sessions, this one included; None if
+    Redis cannot count them. accepted, deadline: in ms, by Redis' clock.
+    """
 
     query_id: str
     earlier: dict[str, str] | None = None
@@ -78,12 +81,12 @@ async def accept(
     limit: int = 1,
     also: Sequence[Command] = (),
 ) -> Accepted | None:
-    """Publishes a query once, with everything that belongs to it; None when the session has `limit` unfinished ones.
+    """Publish a query once, with its record and its places; None if the session has `limit` unfinished queries.
 
-    message: a query.received with its once-key. left: seconds for its answer. record, seconds: what is kept of the
-    query for its clients, with its times.
-    session_id, respondents: whose lanes the query takes a place in; the limit counts the answers that are shown.
-    also: commands sent in the same write; they are carried out even when the query is not accepted.
+    message: a query.received with its once-key. left: seconds for its answer. record: the fields of its record, which
+    the script completes with the times. seconds: the record's lifetime.
+    session_id, respondents: the queues in which the query gets a place; the limit counts the queue of A only.
+    also: commands sent in the same write; Redis runs them even when the query is not accepted.
     """
     assert message.once is not None
     keys = [_STREAM, once_key(_STREAM, message.once), _RECORDS]
@@ -103,7 +106,7 @@ async def accept(
 
 
 def pairs(raw: Sequence[bytes]) -> dict[str, str]:
-    """A hash as Redis returns it; whoever wrote into it."""
+    """Return the fields and values of a hash; bytes that are not UTF-8 are replaced."""
     return {
         name.decode(errors="replace"): value.decode(errors="replace")
         for name, value in zip(raw[::2], raw[1::2], strict=True)
@@ -111,20 +114,23 @@ def pairs(raw: Sequence[bytes]) -> dict[str, str]:
 
 
 def number(values: Mapping[str, str], name: str) -> int:
-    """A field of such a hash; 0 when there is no number."""
+    """Return the number in a field of a hash; 0 if there is none."""
     value = values.get(name, "")
     return int(value) if value.isascii() and value.isdigit() else 0
 
 
 async def turn(bus: Bus, session_id: str, respondent_id: str, query_id: str, inbox: str) -> str | None:
-    """None when it is this query's turn; else the query before it. `inbox` is told when that has left."""
+    """Return the query at the head of the queue; None if it is this query.
+
+    inbox: gets a notification when the head leaves the queue.
+    """
     keys = (lane_key(respondent_id, session_id), waiting_key(respondent_id, session_id), _STREAM)
     first = await bus.link.call(*_TURN(keys, padded(query_id), inbox, GROUPS[respondent_id]))
     return plain(first) if first else None
 
 
 async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str, *also: Command) -> list[Reply]:
-    """Leaves the lane and wakes whoever waits next. also: asked in the same write; what they are answered."""
+    """Remove a query from its queue and notify the next one; return the replies to `also`, sent in the same write."""
     keys = (lane_key(respondent_id, session_id), waiting_key(respondent_id, session_id))
     inbox, *replies = await bus.link.pipe([_LEAVE(keys, padded(query_id)), *also])
     if inbox:
@@ -134,12 +140,12 @@ async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str, *a
 
 
 async def unfinished(bus: Bus, session_id: str, respondent_id: str) -> list[str]:
-    """The ids of the queries in a lane, in their order."""
+    """Return the ids of the queries in a queue, in their order."""
     return await unfinished_of(bus, [session_id], respondent_id)
 
 
 async def unfinished_of(bus: Bus, session_ids: Sequence[str], respondent_id: str) -> list[str]:
-    """The same of several sessions."""
+    """Return the ids of the queries in the queues of several sessions, in their order."""
     keys = [lane_key(respondent_id, session_id) for session_id in session_ids]
     lanes = await bus.link.pipe([("ZRANGE", key, 0, -1) for key in keys])
     found: set[str] = set()
@@ -153,12 +159,11 @@ async def unfinished_of(bus: Bus, session_ids: Sequence[str], respondent_id: str
 
 
 async def awaited(bus: Bus, query_ids: Sequence[str]) -> set[str]:
-    """Of some queries, in lanes or not, those whose answer somebody may be waiting for: what the shadow still does for
-    one nobody sees."""
+    """Return the queries that respondent A has not finished, in queues or not. Users do not see B's answers."""
     return {raw.decode() for raw in await bus.link.call(*_OPEN((_STREAM,), GROUPS["A"], *query_ids))}
 
 
 async def running(bus: Bus, session_id: str) -> bool:
-    """Whether a respondent is at work on one of the session's queries."""
+    """Return whether a respondent works on one of the session's queries."""
     counts = await bus.link.pipe([("ZCOUNT", lane_key(r, session_id), "-inf", -1) for r in RESPONDENTS])
     return any(counts)

@@ -1,5 +1,4 @@
-"""Whole sessions by their meaning, to be moved to another Redis: read in one step, written so that a repeat changes
-nothing."""
+"""Whole sessions as records, for backups and imports: read in one step; a repeated write changes nothing."""
 
 from __future__ import annotations
 
@@ -58,9 +57,10 @@ class TurnRecord(_Model):
 
 
 class SessionRecord(_Model):
-    """`used`: its place in the user's list; times are in ms since the epoch. `tip`: the turn that its user has chosen.
+    """A session. Times are in ms since the epoch.
 
-    steps: what happened in its queries, as `shared.records.steps` keeps it.
+    used: its score in the user's list. tip: the turn that its user has chosen. steps: the records of its queries, as
+    `shared.records.steps` stores them.
     """
 
     session_id: str = Field(pattern=SESSION_ID)
@@ -81,15 +81,15 @@ def _keys(session_id: str) -> list[str]:
 
 
 async def session_ids(bus: Bus) -> AsyncIterator[list[str]]:
-    """Pages of the ids of all sessions; one that is there the whole time comes at least once, perhaps twice."""
+    """Yield pages of the ids of all sessions. An id may come twice."""
     async for keys in bus.scan(session_key.glob):
         yield [parts[0] for key in keys if (parts := session_key.parts(key.decode(errors="replace"))) is not None]
 
 
 async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict[str, Any]]]:
-    """The sessions as records, in pages; of a long one there are several, each with the next of its turns.
+    """Yield the sessions as records, in pages. A long session has several records, each with its next turns.
 
-    One that was deleted meanwhile is left out.
+    A session that was deleted meanwhile is left out.
     """
     wanted = {session_id: [b"-" for _ in RESPONDENTS] for session_id in dict.fromkeys(ids)}
     while wanted:
@@ -131,7 +131,7 @@ def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], steps: 
 
 
 def _said(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """What few turns have is written of those only."""
+    """Return a turn without its empty optional fields."""
     return {name: value for name, value in turn.items() if value or name not in _FEW}
 
 
@@ -146,14 +146,14 @@ def _told(steps: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _after(member: bytes) -> bytes:
-    """Where the turns behind this one begin, which may be anything."""
+    """Return the lower bound of the turns after this member, which may be malformed."""
     return b"(" + member.partition(b" ")[0] + b"!"
 
 
 async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int]:
-    """Adds what is not there yet; per session the number of turns added, or -1 for one that is another user's."""
+    """Add missing turns; return their number per session, or -1 for another user's session."""
     added: list[int] = await bus.link.pipe([_writing(record) for record in records])
-    # behind the session itself: an entry of the list without a session would be shown to nobody
+    # After the session itself: users would not see an entry of the list without a session.
     listed = [
         ("ZADD", user_sessions_key(record.user_id), "GT", record.used, record.session_id)
         for record, number in zip(records, added, strict=True)

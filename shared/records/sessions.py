@@ -30,15 +30,15 @@ from shared.records.lanes import RESPONDENTS, number, padded, pairs
 from shared.records.lua import script
 from shared.telemetry.unread import not_understood
 
-# What is shown of a session at once, and the most that a model is shown.
+# The most turns of a page of a session, and of a prompt.
 MAX_TURNS = 50
-# The largest that an id's second part is here.
+# The largest second part of an id here.
 _LAST_NUMBER = 9_999_999_999
-# Added to the place of a pinned session in its user's list: it stands before all that were used since.
+# Added to the score of a pinned session in its user's list, so that it is before all others.
 _PINNED = 4_000_000_000_000_000
-# A query that waited in a queue for longer than this, while everything was off, is not known as deleted any more.
+# Seconds for which a deletion is stored: a query may wait so long in a queue while the stack is stopped.
 _DELETED_SECONDS = 7 * 86_400
-# Why a query is cancelled.
+# The reason of a cancellation.
 _TAKEN_BACK = b"taken back"
 
 _OPEN = script("open_session", "before", "deleted")
@@ -56,13 +56,12 @@ _BRING = script("replace_turns", "before", "deleted", "add_turn")
 class Turn:
     """A query with its finished answer: clean text, no thinking. `time` is in ms since the epoch.
 
-    `interrupted`: the user stopped the answer, and this is the part that had been written.
-    `ratio`: characters per token as the model backend counted this conversation, where it did.
-    `image_tokens`: tokens per image, as the model backend counted them, where it did.
-    `attachments`: the files of the question: `id`, and `name`, `type`, `size` and `pages` where they are known.
-    `noted`: the query of whose low grade the model was told in this turn.
-    `after`: the turn before it is the newest that was not accepted after this query; None: the one before it in the
-    session. So versions of an answer stand beside each other, and each has what was said behind it.
+    interrupted: the user stopped the answer, and this is the part that had been written.
+    ratio: characters per token, and image_tokens: tokens per image, if the model backend has counted them.
+    attachments: the files of the question: `id`, and `name`, `type`, `size` and `pages` if they are known.
+    noted: the query whose low grade the prompt of this turn names.
+    after: the turn before this one is the newest that was not accepted after the query `after`; None: the turn before
+    it in the session. So versions of an answer stand beside each other, and each has its own later turns.
     """
 
     query_id: str
@@ -77,12 +76,12 @@ class Turn:
     image_tokens: int | None = None
 
     def messages(self) -> list[dict[str, str]]:
-        """The turn as the model sees it."""
+        """Return the turn as the model reads it."""
         return [{"role": "user", "content": self.query}, {"role": "assistant", "content": self.answer}]
 
     @staticmethod
     def parse(value: Mapping[str, Any]) -> Turn:
-        """What is not known (it is a newer version's) is left out."""
+        """Read a stored turn; fields of a newer release are ignored."""
         known = {item.name: value[item.name] for item in fields(Turn) if item.name in value}
         return Turn(**known | {"attachments": files_of(known.get("attachments"))})
 
@@ -120,8 +119,10 @@ def title_of(query: str, attachments: Sequence[Mapping[str, Any]] | None) -> str
 
 
 def shown(turns: Sequence[Turn], after: str | None = None) -> list[Turn]:
-    """One conversation of a session: the turns, oldest first, of which each is the one before the next, up to the
-    newest; or up to the newest that was not accepted after the query `after`."""
+    """Return one conversation of a session, oldest turn first: the newest turn and, in turn, each one's predecessor.
+
+    after: the conversation ends with the newest turn that was not accepted after this query.
+    """
     found: list[Turn] = []
     bound = order(after) if after else None
     for turn in reversed(turns):
@@ -132,14 +133,14 @@ def shown(turns: Sequence[Turn], after: str | None = None) -> list[Turn]:
 
 
 def before(query_id: str) -> str:
-    """The id that is before this one and after all others that are."""
+    """Return the largest id smaller than this one."""
     ms, number = order(query_id)
     return f"{ms}-{number - 1}" if number else f"{max(0, ms - 1)}-{_LAST_NUMBER}"
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`turns`, oldest first; `earlier`: there are turns before them; `total`: how many the session has."""
+    """A page of turns, oldest first. earlier: whether there are turns before them. total: the turns of the session."""
 
     turns: list[Turn]
     earlier: bool
@@ -148,11 +149,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """`title`: the beginning of the first query until it is given another; times are in ms since the epoch.
+    """The record of a session. Times are in ms since the epoch.
 
-    pinned: it stands before the others in its user's list. named: the title was given, by its user or by a model.
-    settings: how its user wants it to be asked, as the gateway has checked it.
-    tip: the turn at the end of the conversation that its user has chosen among versions; empty: the newest turn.
+    title: the beginning of the first query, until the session is named. named: a user or a model has chosen the title.
+    pinned: it is before the others in its user's list. settings: the user's settings of this chat, as the gateway has
+    validated them. tip: the last turn of the conversation that the user has chosen among versions; empty: the newest.
     """
 
     session_id: str
@@ -181,7 +182,7 @@ class SessionInfo:
 
 
 def id_or_nothing(text: str) -> str:
-    """An id of a query; empty where it is none."""
+    """Return the text if it is a valid id, else an empty one."""
     try:
         order(text)
     except ValueError:
@@ -190,7 +191,7 @@ def id_or_nothing(text: str) -> str:
 
 
 def object_or_nothing(text: str) -> dict[str, Any]:
-    """An object as JSON; empty where it is none."""
+    """Return the object in a JSON text; an empty one if it is not an object."""
     try:
         value = orjson.loads(text or "{}")
     except ValueError:
@@ -199,12 +200,12 @@ def object_or_nothing(text: str) -> dict[str, Any]:
 
 
 def deletion(session_id: str, query_id: str) -> Sequence[Command]:
-    """Asks whether a query was taken back, or its session deleted; see `was_deleted`."""
+    """Return the commands that read whether a query was taken back or its session deleted (see `was_deleted`)."""
     return ("GET", deleted_key(session_id)), ("GET", cancel_key(query_id))
 
 
 def was_deleted(query_id: str, mark: Reply, cancelled: Reply) -> bool:
-    """Whether it was, of what `deletion` was answered."""
+    """Return whether the query was taken back or deleted. mark, cancelled: the replies to `deletion`."""
     try:
         return cancelled == _TAKEN_BACK or (mark is not None and order(query_id) <= order(mark.decode()))
     except ValueError:
@@ -218,31 +219,31 @@ class Sessions:
     # ── ownership ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def open(self, session_id: str, user_id: str, title: str, query_id: str = "") -> str | None:
-        """Makes the session if it is new; returns the user who owns it.
+        """Create the session if it is new; return its owner.
 
-        query_id: for whom it is opened; None when that query's session was deleted, and there is no other.
+        query_id: the query for which it is opened. Returns None when the session was deleted after that query.
         """
-        # one round trip for the usual case
+        # One round trip in the usual case.
         raw, _ = await self._bus.link.pipe(self.opening(session_id, user_id, title, query_id))
         return await self.owner(raw, session_id, user_id)
 
     async def owner(self, raw: Reply, session_id: str, user_id: str) -> str | None:
-        """The same, of what `opening` was answered first."""
+        """Return the owner. raw: the first reply to `opening`."""
         owner = pairs(raw).get("user_id", "") if raw else None
         if owner != user_id:
-            # it is taken out again, and never listed
+            # `opening` has listed it for the wrong user.
             await self._bus.link.call("ZREM", user_sessions_key(user_id), session_id)
         return owner
 
     def opening(self, session_id: str, user_id: str, title: str, query_id: str = "") -> list[Command]:
-        """What `open` asks, to be sent together with others."""
-        # whoever comes late does not use it now
+        """Return the commands of `open`, to be sent together with others."""
+        # A query that is answered late was not used now.
         now = order(query_id)[0] if query_id else now_ms()
         keys = (session_key(session_id), deleted_key(session_id))
         return [_OPEN(keys, user_id, title[:80], now, query_id), _listing(session_id, user_id, now)]
 
     def making(self, session_id: str, user_id: str, title: str) -> list[Command]:
-        """Makes a session whose name is new for certain, together with other things."""
+        """Return the commands that create a session whose name is certainly new."""
         now = now_ms()
         made = ("user_id", user_id, "title", title[:80], "created", now, "updated", now)
         return [("HSET", session_key(session_id), *made), _listing(session_id, user_id, now)]
@@ -262,8 +263,7 @@ class Sessions:
         settings: Mapping[str, Any] | None = None,
         tip: str | None = None,
     ) -> SessionInfo:
-        """The session with another title, pinned or not, with other settings, or another conversation chosen; what is
-        None stays. Raises KeyError when it is gone."""
+        """Change a session and return it; arguments that are None change nothing. Raises KeyError if it is deleted."""
         values: dict[str, str] = {}
         if title is not None:
             values |= {"title": title, "named": "1"}
@@ -283,22 +283,21 @@ class Sessions:
         changed = SessionInfo.parse(info.session_id, pairs(raw))
         if pinned is not None:
             place = _PINNED + now_ms() if pinned else changed.updated
-            # XX: one that is deleted meanwhile does not come back
+            # XX: a session that was deleted meanwhile must stay deleted.
             await self._bus.link.call("ZADD", user_sessions_key(info.user_id), "XX", place, info.session_id)
         return changed
 
     async def name(self, session_id: str, query_id: str, title: str) -> bool:
-        """Names a session after what was said in one of its turns; False where its user was quicker, or has taken back
-        what was said."""
+        """Name a session after one of its turns; return False if the user has named it or the turn was taken back."""
         keys = (session_key(session_id), turns_key(session_id, "A"))
         return bool(await self._bus.link.call(*_NAME(keys, f"{padded(query_id)} ", title)))
 
     async def of_user(self, user_id: str, limit: int, offset: int = 0) -> list[SessionInfo]:
-        """A user's sessions: the pinned ones, the one pinned last first; then the others, the one used last first."""
+        """Return a user's sessions: first the pinned ones, latest pinned first; then the others, latest used first."""
         ids = await self._bus.link.call("ZREVRANGE", user_sessions_key(user_id), offset, offset + limit - 1)
         found: list[SessionInfo] = []
         for session_id in ids:
-            # what cannot be a session's id is none
+            # Ignore members that are not valid session ids.
             try:
                 info = await self.info(session_id.decode(errors="replace"))
             except DecodeError as exc:
@@ -311,15 +310,15 @@ class Sessions:
     # ── deletion ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def close(self, session_id: str) -> None:
-        """What the session's queries still write afterwards, of those accepted until now, is refused."""
+        """Refuse further writes for the session's queries that were accepted until now."""
         (stream,) = await self._bus.link.pipe_raw([("XINFO", "STREAM", QUERY_RECEIVED.stream)])
         if isinstance(stream, list):
             last = stream[stream.index(b"last-generated-id") + 1]
-            # by itself: a full Redis refuses it, and would remove the rest all the same
+            # In a write of its own: a full Redis refuses this command, and would still run the removals.
             await self._bus.link.call("SET", deleted_key(session_id), last, "EX", _DELETED_SECONDS)
 
     async def delete(self, info: SessionInfo) -> None:
-        """Removes a session and its turns, once it is closed."""
+        """Close a session, then remove it and its turns."""
         session_id = info.session_id
         await self.close(session_id)
         turns = [turns_key(session_id, r) for r in RESPONDENTS]
@@ -331,12 +330,14 @@ class Sessions:
         )
 
     async def take_back(self, query_ids: Sequence[str]) -> None:
-        """Nothing comes of these queries any more: whoever is at work on one, or on its answer, finds it `deleted`."""
+        """Mark queries as taken back: participants that work on one find it `deleted`."""
         await self._bus.link.pipe([("SET", cancel_key(one), _TAKEN_BACK, "EX", _DELETED_SECONDS) for one in query_ids])
 
     async def deleted(self, session_id: str, query_id: str) -> bool:
-        """Whether a query was taken back, or the session deleted that it belongs to. Whoever writes something of a
-        query asks afterwards, and removes it then."""
+        """Return whether a query was taken back or its session deleted.
+
+        Participants call this after a write for a query, and remove the written data then.
+        """
         return was_deleted(query_id, *await self._bus.link.pipe(deletion(session_id, query_id)))
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -351,16 +352,16 @@ class Sessions:
         limit: int = MAX_TURNS,
         asked: Sequence[Reply] | None = None,
     ) -> list[Turn]:
-        """The newest turns that a model may be shown, oldest first: those of one conversation (`shown`).
+        """Return the newest turns of one conversation (see `shown`), oldest first.
 
-        before: what was said before this query; everything, when its id does not tell the time. after: the conversation
-        that ends there, of a query that has no turn yet. asked: what `newest` was answered.
+        before: only turns before this query; all turns if it is not a valid id. after: the last turn of the
+        conversation, for a query without a turn. asked: the replies to `newest`.
         """
         found: list[Turn] = []
         place: str | None = None
         try:
             if before is not None:
-                # its own turn, where there is one, tells what came before it
+                # Read from the query's own turn, if there is one: it names the turn before it.
                 ms, number = order(before)
                 place = f"{ms}-{number + 1}"
         except ValueError:
@@ -382,13 +383,13 @@ class Sessions:
             place = page.turns[0].query_id
 
     async def turn(self, session_id: str, respondent_id: str, query_id: str) -> Turn | None:
-        """The turn of a query. Raises ValueError when its id has not the form of one."""
+        """Return the turn of a query. Raises ValueError for a malformed id."""
         ms, number = order(query_id)
         page = await self.page(session_id, respondent_id, 1, f"{ms}-{number + 1}")
         return next((turn for turn in page.turns if turn.query_id == query_id), None)
 
     def newest(self, session_id: str, respondent_id: str) -> list[Command]:
-        """What `turns` asks first, to be sent together with others."""
+        """Return the first commands of `turns`, to be sent together with others."""
         return _page(turns_key(session_id, respondent_id), "+", MAX_TURNS + 1)
 
     async def page(
@@ -400,12 +401,12 @@ class Sessions:
         *,
         asked: Sequence[Reply] | None = None,
     ) -> Page:
-        """The newest turns, or the newest before a query. Raises ValueError when that id has not the form of one."""
+        """Return the newest turns, or the newest before a query. Raises ValueError for a malformed id."""
         key = turns_key(session_id, respondent_id)
         start = "+" if before is None else f"({padded(before)}"
         members, total = asked or await self._bus.link.pipe(_page(key, start, limit))
         readable, last = kept(members), b""
-        # what cannot be read fills no page; members with scores of their own have no order to go on in
+        # Read on if unreadable members fill a page. Members with other scores are unordered: stop there.
         while len(readable) <= limit < len(members) and (not last or members[-1] < last):
             last = members[-1]
             (members, _) = await self._bus.link.pipe(_page(key, b"(" + last, limit))
@@ -414,11 +415,11 @@ class Sessions:
         return Page(newest[-limit:], len(newest) > limit, total)
 
     async def every_turn(self, session_id: str, respondent_id: str = "A") -> list[Turn]:
-        """All that a session holds, oldest first."""
+        """Return all turns of a session, oldest first."""
         return in_order(kept(await self._bus.link.call("ZRANGE", turns_key(session_id, respondent_id), 0, -1)))
 
     async def beginnings(self, user_id: str, limit: int) -> list[tuple[str, Turn]]:
-        """The sessions that a user used last, the newest first, each with its first turn; without empty ones."""
+        """Return the sessions that a user used last, newest first, each with its first turn; without empty ones."""
         ids = await self._bus.link.call("ZREVRANGE", user_sessions_key(user_id), 0, limit - 1)
         keys: dict[str, str] = {}
         for name in (raw.decode(errors="replace") for raw in ids):
@@ -430,8 +431,7 @@ class Sessions:
         return [(name, turn) for name, raw in zip(keys, first, strict=True) for turn in kept(raw).values()]
 
     async def bring(self, session_id: str, gone: Sequence[str], added: Sequence[Turn]) -> None:
-        """Takes turns out of a session, of both respondents, and adds others of the first; in one step, and a repeat
-        changes nothing."""
+        """Remove turns of both respondents and add turns of A, in one step; a repeat changes nothing."""
         words = [word for turn in added for word in (turn.query_id, turn.dump())]
         keys = [turns_key(session_id, r) for r in RESPONDENTS]
         await self._bus.link.call(
@@ -442,23 +442,23 @@ class Sessions:
         )
 
     def appending(self, session_id: str, respondent_id: str, turn: Turn) -> list[Command]:
-        """Stores a turn under its query's id: a repeat changes nothing."""
+        """Return the command that stores a turn under its query's id: a repeat changes nothing."""
         keys = (session_key(session_id), turns_key(session_id, respondent_id), deleted_key(session_id))
         return [_APPEND(keys, turn.query_id, turn.dump(), now_ms(), int(respondent_id == "A"))]
 
 
 def _listing(session_id: str, user_id: str, now: int) -> Command:
-    # GT: a pinned one keeps its place
+    # GT: a pinned session stays in front.
     return ("ZADD", user_sessions_key(user_id), "GT", now, session_id)
 
 
 def _page(key: str, start: str | bytes, limit: int) -> list[Command]:
-    """The members of a sorted set back from one, and how many it has. One more tells whether there are earlier ones."""
+    """Return the commands that read members backwards from one, and their number. One more shows an earlier page."""
     return [("ZRANGE", key, start, "-", "BYLEX", "REV", "LIMIT", 0, limit + 1), ("ZCARD", key)]
 
 
 def kept(members: Sequence[bytes]) -> dict[str, Turn]:
-    """The turns of a sorted set, by their queries' ids. What is none is left out."""
+    """Return the turns of a sorted set by their queries' ids. Malformed members are skipped."""
     found: dict[str, Turn] = {}
     for member in members:
         try:
@@ -467,12 +467,12 @@ def kept(members: Sequence[bytes]) -> dict[str, Turn]:
             turn = Turn.parse({"query_id": f"{int(ms)}-{int(seq)}", **orjson.loads(value)})
             found[turn.query_id] = turn
         except (ValueError, TypeError) as exc:
-            # what is wrong with a turn, not the words in it
+            # Log the kind of error, not the user's words.
             where = member.partition(b" ")[0][:40].decode(errors="replace")
             not_understood("the turns of a session", where, type(exc).__name__, member)
     return found
 
 
 def in_order(found: Mapping[str, Turn]) -> list[Turn]:
-    """Turns by their queries' ids, the oldest first."""
+    """Return the turns in the order of their queries' ids."""
     return [found[query_id] for query_id in sorted(found, key=order)]
