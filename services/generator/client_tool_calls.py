@@ -29,14 +29,16 @@ def client_call_id(query_id: str, call: ClientCall) -> str:
     return f"call_{query_id.replace('-', '_')}_{call.step}_{call.position}"
 
 
-async def as_the_model_reads(bus: Bus, user_id: str, messages: Sequence[ChatTurnMessage]) -> list[Message]:
-    """A client's history with what happened here between its messages, as far as it is still kept.
+async def with_own_steps(bus: Bus, user_id: str, messages: Sequence[ChatTurnMessage]) -> list[Message]:
+    """Return a client's history in the model's form, with the agent's own steps between its messages.
 
-    Every call has a result right after it, as models' templates and servers want it; one that the client left out
-    says so.
+    The steps of an expired journal are left out. Every call has a result right after it: models' templates and servers
+    need it. A missing result is replaced by a text.
     """
-    asked = {match["query"]: None for message in messages if (match := _origin(message))}
-    runs = dict(zip(asked, await asyncio.gather(*(_run(bus, user_id, query_id) for query_id in asked)), strict=True))
+    queries = {match["query"]: None for message in messages if (match := _origin(message))}
+    runs = dict(
+        zip(queries, await asyncio.gather(*(_run(bus, user_id, query_id) for query_id in queries)), strict=True)
+    )
     found: list[Message] = []
     waiting: dict[str, str] = {}
     for message in messages:
@@ -45,12 +47,12 @@ async def as_the_model_reads(bus: Bus, user_id: str, messages: Sequence[ChatTurn
             waiting = {call.id: call.name for call in message.tool_calls or ()}
         match _origin(message), message.role:
             case {"query": query_id, "step": step}, _ if run := runs.get(query_id):
-                found += _told(query_id, run, step, message)
+                found += _steps(query_id, run, step, message)
             case _, "tool":
                 name = waiting.pop(message.tool_call_id or "", message.name or "")
-                said = {"role": "tool", "content": message.content, "tool_name": name}
-                shown = {"attachments": message.attachments} if message.attachments else {}
-                found.append({**said, "tool_call_id": message.tool_call_id or "", **shown})
+                result = {"role": "tool", "content": message.content, "tool_name": name}
+                files = {"attachments": message.attachments} if message.attachments else {}
+                found.append({**result, "tool_call_id": message.tool_call_id or "", **files})
             case _:
                 found.append(message.model_dump(exclude_none=True))
     return [*found, *_unanswered(waiting)]
@@ -69,7 +71,7 @@ async def _run(bus: Bus, user_id: str, query_id: str) -> ResponseState | None:
     return replay(entry.typed() for entry in await read_journal(bus, journal_key(query_id, "A")))
 
 
-def _told(query_id: str, run: ResponseState, last: int, message: ChatTurnMessage) -> list[Message]:
+def _steps(query_id: str, run: ResponseState, last: int, message: ChatTurnMessage) -> list[Message]:
     """Return the messages of a run up to `message`, which has client calls."""
     found: list[Message] = []
     unknown = Reply(message.content, message.thinking or "", [], "tool_calls", "")
@@ -92,8 +94,8 @@ def _placed(call: ChatToolCall, reply: Reply) -> tuple[int, dict[str, Any]]:
     """Return a client's call with its place in the reply, and with its signature from there."""
     match = _ID.fullmatch(call.id)
     place = int(match[4]) if match else len(reply.tool_calls)
-    made = reply.tool_calls[place].signature if place < len(reply.tool_calls) else None
-    return place, call_of_message(ToolCall(call.id, call.name, call.args, signature=made))
+    signature = reply.tool_calls[place].signature if place < len(reply.tool_calls) else None
+    return place, call_of_message(ToolCall(call.id, call.name, call.args, signature=signature))
 
 
 def _record(run: ResponseState, query_id: str, step: int, position: int) -> ToolCallRecord | None:

@@ -16,7 +16,7 @@ from services.generator.machine import IDLE
 from services.generator.opening import check_owner
 from services.generator.response_constraints import UnusableForm
 from services.generator.response_run import ResponseRun
-from services.generator.results import as_observed, as_told
+from services.generator.results import ended_call, published_call
 from shared.bus import Command
 from shared.contracts import (
     ANSWER_DIALOG,
@@ -121,7 +121,7 @@ async def _complete(run: ResponseRun, finished: Finished) -> None:
         "answer": answer.text,
         "said_before": answer.said_before,
         "thinking": answer.thinking,
-        "tool_calls": [as_told(record, run.writer.large) for record in answer.tool_calls],
+        "tool_calls": [ended_call(record, run.writer.large) for record in answer.tool_calls],
         "usage": answer.usage.model_dump(),
         "finish_reason": answer.finish_reason,
         "model": answer.model,
@@ -149,7 +149,7 @@ async def _publish(run: ResponseRun, finished: Finished) -> None:
         query=query.query,
         answer=_prefill(run) + answer.text,
         thinking=answer.thinking,
-        tool_calls=[as_observed(record) for record in answer.tool_calls],
+        tool_calls=[published_call(record) for record in answer.tool_calls],
         model=answer.model,
         options=finished.options,
         own_options=run.settings.own_options,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from services.generator.attachments import Wanted, attached, history_with_files, told_of_images
-from services.generator.client_tool_calls import as_the_model_reads
+from services.generator.attachments import Wanted, attached, history_with_files, image_placeholders
+from services.generator.client_tool_calls import with_own_steps
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.compaction import Past
 from services.generator.context import Conversation, split_turns
@@ -61,7 +61,7 @@ async def generate(run: ResponseRun, past: Past) -> Finished:
         options=options,
         rates=conversation.rates,
         system=conversation.system[0]["content"],
-        material=told_of_images(question) + question["content"].removesuffix(query.query),
+        material=image_placeholders(question) + question["content"].removesuffix(query.query),
         past=past,
     )
 
@@ -103,7 +103,7 @@ async def _given_history(run: ResponseRun, messages: Sequence[ChatTurnMessage]) 
     """Return the client's history in the model's form, and its files."""
     if run.query.kept and messages:
         messages = with_files_of(messages, await _client_turns(run))
-    read = await as_the_model_reads(run.deps.context.bus, run.query.user_id, messages) if messages else []
+    read = await with_own_steps(run.deps.context.bus, run.query.user_id, messages) if messages else []
     if not any(message.get("attachments") for message in read):
         return read, Earlier()
     return await given_history(await _loader(run), read)
@@ -131,7 +131,7 @@ async def _following(run: ResponseRun) -> list[Message]:
     """Return the client's messages behind the question in the model's form."""
     if not run.query.following:
         return []
-    read = await as_the_model_reads(run.deps.context.bus, run.query.user_id, run.query.following)
+    read = await with_own_steps(run.deps.context.bus, run.query.user_id, run.query.following)
     if not any(message.get("attachments") for message in read):
         return read
     return await history_with_files(run.deps.files, await _wanted(run), read)

@@ -11,20 +11,20 @@ from shared.contracts import MOST_RESULT, OWN_TOOLS, ToolCallRecord
 from shared.records.journal import LARGE_RESULT
 
 
-def as_told(record: ToolCallRecord, large: Mapping[str, str]) -> dict[str, Any]:
+def ended_call(record: ToolCallRecord, large: Mapping[str, str]) -> dict[str, Any]:
     """Return a call as the terminal entry has it. large: the entries of large results, by call id.
 
     For a large result, `result_in` names its entry. The result, and data above LARGE_RESULT bytes, are left out.
     """
-    told = record.model_dump(mode="json")
+    ended = record.model_dump(mode="json")
     if (place := large.get(record.call_id)) is not None:
-        told |= {"result": "", "result_in": place}
-        if len(orjson.dumps(told["data"])) > LARGE_RESULT:
-            told["data"] = None
-    return told
+        ended |= {"result": "", "result_in": place}
+        if len(orjson.dumps(ended["data"])) > LARGE_RESULT:
+            ended["data"] = None
+    return ended
 
 
-def as_observed(record: ToolCallRecord) -> ToolCallRecord:
+def published_call(record: ToolCallRecord) -> ToolCallRecord:
     """Return a call for observers: the first MOST_RESULT characters of its result, without larger data.
 
     Data of our own tools stays: memory reads from it whether an answer is tainted.

@@ -143,7 +143,7 @@ class Bench:
         monkeypatch.setattr(generation, "run_agent", self._run_agent)
         monkeypatch.setattr(generation, "deliberate", self._deliberate)
         monkeypatch.setattr(generation, "attached", self._attached)
-        monkeypatch.setattr(generation, "as_the_model_reads", self._read)
+        monkeypatch.setattr(generation, "with_own_steps", self._read)
         monkeypatch.setattr(generation, "history_with_files", self._with_files)
         monkeypatch.setattr(generation, "given_history", self._given)
         monkeypatch.setattr(ending, "now_ms", lambda: NOW)

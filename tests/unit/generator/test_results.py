@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.generator.results import as_observed, as_told
+from services.generator.results import ended_call, published_call
 from shared.contracts import MOST_RESULT, ToolCallRecord
 from shared.records.journal import LARGE_RESULT
 
@@ -18,9 +18,9 @@ def record(tool: str = "web_fetch", result: str = "found", data: Any = None) -> 
 def test_the_end_of_a_journal_names_the_entry_of_a_large_result() -> None:
     small, large = {"url": "u", "title": "t"}, ["x" * LARGE_RESULT]
     whole = {"tool": "web_fetch", "args": {"url": "u"}, "error": None, "call_id": "c", "duration_ms": 7}
-    assert as_told(record(data=small), {}) == {**whole, "result": "found", "data": small}
-    assert as_told(record(data=small), {"c": "1-4"}) == {**whole, "result": "", "data": small, "result_in": "1-4"}
-    assert as_told(record(data=large), {"c": "1-4"}) == {**whole, "result": "", "data": None, "result_in": "1-4"}
+    assert ended_call(record(data=small), {}) == {**whole, "result": "found", "data": small}
+    assert ended_call(record(data=small), {"c": "1-4"}) == {**whole, "result": "", "data": small, "result_in": "1-4"}
+    assert ended_call(record(data=large), {"c": "1-4"}) == {**whole, "result": "", "data": None, "result_in": "1-4"}
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_the_end_of_a_journal_names_the_entry_of_a_large_result() -> None:
     ],
 )
 def test_observers_are_told_as_much_of_a_result_as_they_keep(one: ToolCallRecord, kept: ToolCallRecord | None) -> None:
-    assert as_observed(one) == (kept or one)
+    assert published_call(one) == (kept or one)
