@@ -1,4 +1,4 @@
-"""The inner committee: personas deliberate in turn, then The Self, who has heard them all, answers."""
+"""The inner committee: personas deliberate in turn, then The Self answers with their deliberations in its prompt."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from services.generator.loop import Answer, Message, Steps, in_order, run_agent
 from shared.contracts import Deliberation, PersonaToolTrace, persona_key
 
 PERSONA_TOOLS = frozenset({"search_memory", "search_knowledge_graph"})
-# What members' searches have unless they say otherwise: a few memories that were looked at are worth more to them
-# than many.
+# Default arguments of the members' searches: a few reranked memories help more than many.
 PERSONA_ARGUMENTS: dict[str, dict[str, Any]] = {"search_memory": {"do_rerank": True}}
 _PREVIEW = 200
 
@@ -35,9 +34,9 @@ def persona_prompt(
 
 
 def self_prompt(base: str, identity: str, deliberations: Sequence[Deliberation], context: str | None = None) -> str:
-    """What The Self is told. `base`: the system prompt of every answer."""
-    heard = f"=== INNER COMMITTEE DELIBERATION ===\n{transcript(deliberations)}"
-    return "\n\n".join([base, identity, _prompt("relations"), *_retrieved(context), heard])
+    """Return the system prompt of The Self. base: the system prompt of every answer."""
+    deliberation = f"=== INNER COMMITTEE DELIBERATION ===\n{transcript(deliberations)}"
+    return "\n\n".join([base, identity, _prompt("relations"), *_retrieved(context), deliberation])
 
 
 def _retrieved(context: str | None) -> list[str]:
@@ -45,12 +44,12 @@ def _retrieved(context: str | None) -> list[str]:
 
 
 def transcript(deliberations: Sequence[Deliberation]) -> str:
-    return "\n".join(f"[{said.persona}, round {said.round}]: {said.response}" for said in deliberations)
+    return "\n".join(f"[{one.persona}, round {one.round}]: {one.response}" for one in deliberations)
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One member's turn to speak."""
+    """A member in a round. again: the member repeats the round with memories in its prompt."""
 
     persona: str
     round: int
@@ -63,8 +62,11 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """How a committee sits: who, in this order, how often, whether at the same time, and how many rounds of tool calls
-    each member has in a turn, and The Self. date_line: the date line in every member's prompt."""
+    """The plan of a deliberation.
+
+    personas: in their order. parallel: the members of a round speak at the same time. persona_iterations,
+    self_iterations: rounds of tool calls of a member, and of The Self. date_line: in every member's prompt.
+    """
 
     personas: Sequence[str]
     rounds: int = 1
@@ -77,7 +79,7 @@ class Session:
 # Opens the steps of a member (a seat), or of The Self (None), under a system prompt.
 OpenSteps = Callable[[Seat | None, str], Steps]
 Progress = Callable[[str, Seat, dict[str, Any]], Awaitable[None]]
-# Memories for a question, for a model that cannot call tools; None when it can, or when there is no memory.
+# Returns memories for a question if the model cannot call tools; None if it can, or without a memory.
 Retrieve = Callable[[], Awaitable[str | None]]
 
 
@@ -90,15 +92,16 @@ async def deliberate(
     progress: Progress,
     retrieve: Retrieve,
 ) -> tuple[Answer, list[Deliberation]]:
-    """Members speak in the order given, round after round, each hearing those before; The Self writes the answer.
+    """Return the answer of The Self, and the deliberations before it.
 
-    In parallel all members of a round speak at once, and hear the rounds before.
+    Members speak in their order, round after round. Each prompt has the deliberations so far; in parallel, those of
+    the rounds before.
     """
-    said: list[Deliberation] = []
+    deliberations: list[Deliberation] = []
     context: str | None = None
 
     async def speak(seat: Seat) -> Answer:
-        prompt = persona_prompt(identities.personas[seat.persona], session.date_line, said, context)
+        prompt = persona_prompt(identities.personas[seat.persona], session.date_line, deliberations, context)
         return await run_agent(open_steps(seat, prompt), question, session.persona_iterations)
 
     for seats in _turns(session):
@@ -106,17 +109,17 @@ async def deliberate(
             await progress("working", seat, {})
         answers = await in_order([partial(speak, seat) for seat in seats])
         if context is None and (context := await retrieve()) is not None:
-            # the model has just turned out not to call tools: they speak again, with what memory holds
+            # The model cannot call tools: the members speak again, with memories in their prompts.
             answers = await in_order([partial(speak, replace(seat, again=True)) for seat in seats])
-        said += [_deliberation(seat, answer) for seat, answer in zip(seats, answers, strict=True)]
+        deliberations += [_deliberation(seat, answer) for seat, answer in zip(seats, answers, strict=True)]
         for seat, answer in zip(seats, answers, strict=True):
             await progress("done", seat, {"response": answer.text})
-    steps = open_steps(None, self_prompt(base_prompt, identities.self_identity, said, context))
-    return await run_agent(steps, question, session.self_iterations), said
+    steps = open_steps(None, self_prompt(base_prompt, identities.self_identity, deliberations, context))
+    return await run_agent(steps, question, session.self_iterations), deliberations
 
 
 def _turns(session: Session) -> list[list[Seat]]:
-    """Who speaks at the same time, one after the other."""
+    """Return the seats in their order; the seats of one list speak at the same time."""
     rounds = [[Seat(persona, number) for persona in session.personas] for number in range(1, session.rounds + 1)]
     return rounds if session.parallel else [[seat] for seats in rounds for seat in seats]
 

@@ -77,12 +77,12 @@ def due(
         return None
     if used < _NEAR * room and len(after) + 1 < most:
         return None
-    said = [_tokens(turn, ratio) for turn in (*after, answered)]
-    for_turns = _NEAR * room - max(0, used - sum(said))
+    tokens = [_tokens(turn, ratio) for turn in (*after, answered)]
+    for_turns = _NEAR * room - max(0, used - sum(tokens))
     most_kept = min(_KEPT * room, for_turns / 2) if for_turns > 0 else _KEPT * room
-    left, kept = most_kept - said[-1], 1
+    left, kept = most_kept - tokens[-1], 1
     for place in reversed(range(len(after))):
-        left -= said[place]
+        left -= tokens[place]
         kept += 1
         if left < 0 or kept > max(1, most // 2):
             return after[place].query_id
@@ -109,10 +109,10 @@ def material(before: Summary | None, turns: Sequence[Turn], most: int) -> str:
     room = max(0, most - sum(map(len, parts)))
     # a long text gives way to the others
     share = max(_LEAST_READ, room // max(1, 2 * len(turns)))
-    said = [
+    texts = [
         f"User: {_attached(turn)}{_cut(turn.query, share)}\nAssistant: {_cut(turn.answer, share)}" for turn in turns
     ]
-    return "\n\n".join([*parts, "=== TURNS ===", *said])
+    return "\n\n".join([*parts, "=== TURNS ===", *texts])
 
 
 def _attached(turn: Turn) -> str:
@@ -146,23 +146,23 @@ class Compactor:
         if not settings.compacts or await self._superseded(message):
             return ()
         known = await self._summaries.read(wish.session_id)
-        said = await self._sessions.turns(wish.session_id, "A", after=wish.until, limit=_MOST_TURNS)
-        before = known if known is not None and known.tells_of(said) else None
+        stored = await self._sessions.turns(wish.session_id, "A", after=wish.until, limit=_MOST_TURNS)
+        before = known if known is not None and known.tells_of(stored) else None
         if before is not None and before.covers(wish.until):
             return ()
-        turns = Past(said, before).after
+        turns = Past(stored, before).after
         if not turns or turns[-1].query_id != wish.until:
             # The turn was taken back meanwhile.
             return ()
         try:
-            text, told = await self._asked(self._model(message.suspended), before, turns)
+            text, covered = await self._summarised(self._model(message.suspended), before, turns)
         except (ModelError, TimeoutError) as exc:
             # The next answer requests it again; until then older turns are left out.
             log.warning("compaction.failed", reason=str(exc) or "timeout")
             return ()
-        kept = await self._summaries.keep(wish.session_id, wish.user_id, before, told, text, known)
-        log.info("compaction.kept" if kept else "compaction.outdated", turns=len(told), until=told[-1].query_id)
-        return [SESSION_SUMMARISE.of(wish, **message.headers())] if kept and len(told) < len(turns) else ()
+        kept = await self._summaries.keep(wish.session_id, wish.user_id, before, covered, text, known)
+        log.info("compaction.kept" if kept else "compaction.outdated", turns=len(covered), until=covered[-1].query_id)
+        return [SESSION_SUMMARISE.of(wish, **message.headers())] if kept and len(covered) < len(turns) else ()
 
     async def _superseded(self, message: Message[SessionSummarise]) -> bool:
         """Return whether a later request of the session covers more turns.
@@ -177,7 +177,7 @@ class Compactor:
                     return True
         return False
 
-    async def _asked(
+    async def _summarised(
         self, model: PreemptibleChatModel, before: Summary | None, turns: Sequence[Turn]
     ) -> tuple[str, Sequence[Turn]]:
         """Return the text and the turns that it covers, oldest first. Raises ModelError and TimeoutError."""
@@ -187,13 +187,13 @@ class Compactor:
         longest = max(_LEAST_TOKENS, min(_MOST_TOKENS, context // _SUMMARY))
         most = int(_READ * context * ratio)
         turns = readable(before, turns, most)
-        asked: list[dict[str, Any]] = [
+        messages: list[dict[str, Any]] = [
             {"role": "system", "content": PROMPT},
             {"role": "user", "content": material(before, turns, most)},
         ]
         request = ChatRequest(
             model=settings.model,
-            messages=asked,
+            messages=messages,
             think=False,
             # As in all requests: another context length would make the server load the model again.
             num_ctx=settings.num_ctx,

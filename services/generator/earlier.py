@@ -96,7 +96,7 @@ class Loader:
         if not attached:
             return Earlier()
         known = await self._known(list(attached)[:_MAX_FILES])
-        about = {id: {"name": "a file", **said, **((known or {}).get(id) or {})} for id, said in attached.items()}
+        about = {id: {"name": "a file", **record, **((known or {}).get(id) or {})} for id, record in attached.items()}
         forms = self._forms(about, known, rates)
         found = dict(zip(about, await asyncio.gather(*(self._file(about[id], forms[id]) for id in about)), strict=True))
         return Earlier({id: file for id, (file, _) in found.items()}, {id: form for id, (_, form) in found.items()})
@@ -216,8 +216,8 @@ def with_files_of(messages: Sequence[ChatTurnMessage], turns: Sequence[Turn]) ->
 
 def _asks(message: ChatTurnMessage, turn: Turn) -> bool:
     """Return whether a message has the question of a turn; clients may put material before it."""
-    said, asked = " ".join(message.content.split()), " ".join(words_of(turn.query).split())
-    return message.role == "user" and (said.endswith(asked) if asked else said in ("", FILES_ALONE))
+    text, question = " ".join(message.content.split()), " ".join(words_of(turn.query).split())
+    return message.role == "user" and (text.endswith(question) if question else text in ("", FILES_ALONE))
 
 
 async def given_history(loader: Loader, messages: Sequence[Message]) -> tuple[list[Message], Earlier]:
@@ -234,12 +234,12 @@ async def given_history(loader: Loader, messages: Sequence[Message]) -> tuple[li
         if message["role"] != "tool":
             found += _shown(returned)
             returned = []
-        said = {name: value for name, value in message.items() if name != "attachments"}
+        bare = {name: value for name, value in message.items() if name != "attachments"}
         files = earlier.of([{"id": id} for id in dict.fromkeys(message.get("attachments") or ())])
         if message["role"] == "tool":
             returned += [one for one in files if one.image is not None]
             files = [one for one in files if one.image is None]
-        found.append({**said, "files": files} if files else said)
+        found.append({**bare, "files": files} if files else bare)
     return [*found, *_shown(returned)], earlier
 
 

@@ -1,4 +1,4 @@
-"""The steps of the agent loop: each is taken from the journal, or is run and written to it."""
+"""The steps of the agent loop: each is read from the journal, or is run and written to it."""
 
 from __future__ import annotations
 
@@ -235,18 +235,18 @@ class JournalSteps:
         """Run one attempt: write its text as it comes, then the whole message as the checkpoint. window: in tokens."""
         writer = self.run.writer
         before = writer.position
-        taken = _Taken()
+        received = _Received()
         rest: Events = ()
         try:
-            rest = await self._read(request, DeltaPump(writer, self.labels, self.run.deps.flush_timer), taken)
+            rest = await self._read(request, DeltaPump(writer, self.labels, self.run.deps.flush_timer), received)
         except EmptyAnswer:
             # The empty message is a checkpoint as well; the agent loop decides what follows.
             log.warning("model.silent", step=step)
         except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
-            if taken.shown:
+            if received.shown:
                 await writer.append(Restarted(step=step, discard_after=before, **self.labels))
             raise
-        finish, content, thinking = taken.finish, "".join(taken.text), "".join(taken.thinking)
+        finish, content, thinking = received.finish, "".join(received.text), "".join(received.thinking)
         if finish.reason == "loop":
             content, rest = await self._cut_back(step, before, content, thinking), ()
         sent = characters(request.messages, request.tools)
@@ -256,14 +256,14 @@ class JournalSteps:
             "role": "assistant",
             "content": content,
             "thinking": thinking,
-            "tool_calls": [_entry_of(call) for call in taken.calls],
+            "tool_calls": [_entry_of(call) for call in received.calls],
             "prompt_tokens": finish.prompt_tokens,
             "completion_tokens": finish.completion_tokens,
             "finish_reason": finish.reason,
             "model": finish.model or request.model,
             "context": {
                 "window": window,
-                "tokens": _taken_of_window(sent, fitted, finish),
+                "tokens": _tokens_in_window(sent, fitted, finish),
                 "ratio": self.conversation.rates.ratio,
                 "image_tokens": self.conversation.rates.image,
                 **self.conversation.seen(fitted),
@@ -291,31 +291,31 @@ class JournalSteps:
         await self.run.notice("model_loops", _NOTICES["model_loops"])
         return kept
 
-    async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> Events:
-        """Collect the model's deltas in `taken`; return the entries that are still to be written."""
+    async def _read(self, request: ChatRequest, pump: DeltaPump, received: _Received) -> Events:
+        """Collect the model's deltas in `received`; return the entries that are still to be written."""
         stream = self.run.model.stream(request)
         try:
             async for delta in stream:
                 match delta:
                     case ThinkingDelta(text):
-                        taken.thinking.append(text)
+                        received.thinking.append(text)
                         pump.add(ThinkingPiece, text)
                         self._measure_first_token()
                     case TextDelta(text):
-                        taken.text.append(text)
+                        received.text.append(text)
                         pump.add(AnswerPiece, text)
                         self._measure_first_token()
                     case ToolCall():
                         most = self.run.deps.context.settings.max_calls
                         refused = f"only the first {most} tool calls of a message are run"
-                        taken.calls.append(delta if len(taken.calls) < most else replace(delta, error=refused))
+                        received.calls.append(delta if len(received.calls) < most else replace(delta, error=refused))
                     case Notice(code):
                         # Only the first answer of a conversation has notices about the model's abilities.
                         if self.conversation.history:
                             self.run.hidden_notices.add(code)
                         await self.run.notice(code, _NOTICES[code])
                     case Finish():
-                        taken.finish = delta
+                        received.finish = delta
                 if pump.refused:
                     await pump.settle()
             await pump.settle()
@@ -377,7 +377,7 @@ class JournalSteps:
             error = f"unknown tool: '{call.name}'"
             record = ToolCallRecord(tool=call.name, args=call.args, result=f"[{error}]", error=error, call_id=call_id)
         else:
-            outcome = await self._asked(call_id, call, token, again)
+            outcome = await self._call_tool(call_id, call, token, again)
             record = ToolCallRecord(
                 tool=outcome.tool,
                 args=call.args,
@@ -390,7 +390,7 @@ class JournalSteps:
         await self.run.writer.append(ToolAnswered(**record.model_dump(mode="json"), **self.labels))
         return record
 
-    async def _asked(self, call_id: str, call: ToolCall, token: str, again: bool) -> ToolResultMessage:
+    async def _call_tool(self, call_id: str, call: ToolCall, token: str, again: bool) -> ToolResultMessage:
         """Return the tool's result."""
         tools, settings = self.run.deps.tools, self.run.deps.context.settings
         try:
@@ -444,7 +444,7 @@ def _advice(facts: ModelFacts, wanted: int) -> str:
     return "ask for less at once or raise num_ctx"
 
 
-def _taken_of_window(sent: int, fitted: Fitted, finish: Finish) -> int:
+def _tokens_in_window(sent: int, fitted: Fitted, finish: Finish) -> int:
     """Return the tokens of a prompt of `sent` characters and its answer.
 
     The server's count, or the estimate if the server counts nothing, or only tokens outside its cache.
@@ -457,7 +457,7 @@ _UNFINISHED = Finish("stop", None, None, "")
 
 
 @dataclass(slots=True)
-class _Taken:
+class _Received:
     """The deltas of one model call so far."""
 
     text: list[str] = field(default_factory=list)
