@@ -10,7 +10,7 @@ import redis
 from support.stack import shown, stage
 
 from shared.bus.keys import journal_key
-from shared.contracts import AGENT_TRANSITION, ANSWER_DIALOG, RESPONSE_GENERATION, TOOL_RESULT
+from shared.contracts import AGENT_TRANSITION, ANSWER_DIALOG, MOST_MATERIAL, RESPONSE_GENERATION, TOOL_RESULT
 from shared.envelope import Envelope
 from shared.records import lanes
 from shared.records.journal import EntryType
@@ -117,6 +117,16 @@ async def test_an_answer_is_published_once_and_its_turn_is_kept(redis_url: str, 
     ]
     assert {t.agent for t in transitions} == {"GeneratorAgent"}
     assert 86_000 < raw.ttl(f"local2:journal:{query_id}:A") <= 86_400
+
+
+async def test_material_before_the_question_is_published_up_to_a_limit(redis_url: str) -> None:
+    async with stage(redis_url, [ANSWERING]) as on:
+        await on.answer(await on.ask("ping", "s1", material="x" * MOST_MATERIAL + "y"))
+        (generation,) = await on.published(RESPONSE_GENERATION)
+        asked = on.server.requests[0].body["messages"][-1]["content"]
+    assert generation.material == "x" * MOST_MATERIAL
+    # the model reads all of it
+    assert asked == "x" * MOST_MATERIAL + "yping"
 
 
 async def test_the_model_gets_the_system_prompt_the_tools_and_its_own_words_back(redis_url: str) -> None:

@@ -63,6 +63,16 @@ async def test_a_cancel_before_any_text_leaves_no_turn(redis_url: str) -> None:
         assert await on.turns("s1") == []
 
 
+async def test_cancel_of_query_with_its_own_history_stores_no_turn(redis_url: str) -> None:
+    async with stage(redis_url, [HOLD]) as on:
+        await on.answer(await on.ask("hello", "s1"))
+        query_id = await on.ask("hold on", "s1", messages=[])
+        await on.seen(query_id, EntryType.ANSWER)
+        await on.cancel(query_id)
+        assert (await on.ended(query_id)).type is EntryType.CANCELLED
+        assert [turn.query for turn in await on.turns("s1")] == ["hello"]
+
+
 async def test_a_cancel_stops_the_running_tool(redis_url: str) -> None:
     rule = {"respond": {"tool_calls": [{"name": "probe", "args": {"text": "slow", "seconds": 60}}]}}
     async with stage(redis_url, [rule], probes=1) as on:

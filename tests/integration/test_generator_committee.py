@@ -279,11 +279,15 @@ async def test_an_unknown_member_is_told_by_its_name(redis_url: str) -> None:
     assert end.value()["message"].startswith("unknown personas: clown, pirate; there are ")
 
 
-@pytest.mark.parametrize(("tools", "offered"), [(None, []), (["probe"], [])])
-async def test_members_are_offered_the_tools_of_memory_only(
+@pytest.mark.parametrize(
+    ("tools", "offered"),
+    [(None, ["search_memory"]), (["probe"], []), (["probe", "search_memory"], ["search_memory"])],
+    ids=["any", "probe", "both"],
+)
+async def test_members_are_offered_the_allowed_tools_of_memory(
     tools: list[str] | None, offered: list[str], redis_url: str
 ) -> None:
-    async with stage(redis_url, probes=1) as on:
+    async with memory(redis_url), stage(redis_url, probes=1) as on:
         query_id = await on.ask("Shall I?", mode="committee", personas=["skeptic"], rounds=1, tools=tools)
         await on.answer(query_id)
         member, final = (request.body for request in on.server.requests)

@@ -71,6 +71,13 @@ async def test_no_key_says_that_a_summary_was_asked_for(redis_url: str, raw: red
     assert [key for key in raw.scan_iter() if b"summarise" in key] == [SESSION_SUMMARISE.stream.encode()]
 
 
+async def test_second_respondent_requests_no_summary(redis_url: str, raw: redis.Redis) -> None:
+    async with stage(redis_url, [SUMS_UP, SHORT], num_ctx=4_096, respondent_id="B", yield_above=None) as on:
+        for number in range(6):
+            await on.answer(await on.ask(f"{number} {LONG}", "s1", respondents=("B",)), respondent="B")
+    assert raw.xlen(SESSION_SUMMARISE.stream) == 0
+
+
 async def test_the_model_reads_a_summary_and_the_turns_since_and_the_session_keeps_all(redis_url: str) -> None:
     async with stage(redis_url, [SUMS_UP, SHORT], num_ctx=4_096) as on:
         asked: list[str] = []

@@ -13,6 +13,7 @@ from shared.contracts import ChatTurnMessage
 from shared.records.journal import EntryType
 
 HISTORY = [ChatTurnMessage(role="user", content="a"), ChatTurnMessage(role="assistant", content="b")]
+TOOL_RESULT = ChatTurnMessage(role="tool", content="sun", tool_call_id="x")
 WORDS = "It does not say why."
 
 
@@ -77,6 +78,8 @@ async def test_a_grade_that_comes_a_turn_late_is_told_and_a_better_one_since_end
         (None, {}, {}),
         (1, {"tell_low_grade": False}, {}),
         (1, {}, {"plain": True}),
+        # a client's tool result continues a turn whose prompt had the note
+        (1, {}, {"messages": HISTORY, "kept": True, "following": [TOOL_RESULT]}),
         (
             1,
             {},
@@ -91,6 +94,14 @@ async def test_nothing_is_told_of_other_grades_or_where_it_is_not_wanted(
         await graded(on, await asked(on, "one"), score)
         await asked(on, "two", **fields)
         assert "graded" not in orjson.dumps(on.server.requests[-1].body).decode()
+
+
+async def test_low_grade_of_a_client_that_sends_its_history_is_told(redis_url: str) -> None:
+    """The session stores its turns, too."""
+    async with stage(redis_url) as on:
+        await graded(on, await asked(on, "one", messages=[], kept=True), 1)
+        await asked(on, "two", messages=HISTORY, kept=True)
+        assert 'answer to "one" 1 of 5' in system(on)
 
 
 async def test_a_grade_that_cannot_be_read_is_none(redis_url: str) -> None:

@@ -14,7 +14,7 @@ from support.services import announced, running
 from support.stack import Stage, order, respondent, shown, stage
 from support.waiting import eventually
 
-from shared.bus.keys import journal_key, settings_key, waiting_key
+from shared.bus.keys import journal_key, settings_key, steps_key, waiting_key
 from shared.contracts import (
     ANSWER_DIALOG,
     QUERY_RECEIVED,
@@ -113,6 +113,18 @@ async def test_every_waiting_query_is_woken_when_its_turn_comes(redis_url: str, 
     # a lost wake would show as the second after which a waiting query looks by itself
     pauses = [start - end for end, start in zip(ends, starts[1:], strict=False)]
     assert max(pauses) < 800
+
+
+async def test_query_whose_wake_up_was_lost_is_answered(redis_url: str, raw: redis.Redis) -> None:
+    """The replica that left the queue died before it sent the message."""
+    hold = {"when": {"user": "^hold"}, "respond": {"text": "x", "delay": 1}}
+    async with stage(redis_url, [hold]) as on:
+        holding = await on.ask("hold", "s1")
+        await on.seen(holding, EntryType.STATE, action="START_GENERATION")
+        later = await on.ask("later", "s1")
+        await eventually(lambda: raw.hlen(waiting_key("A", "s1")))
+        raw.delete(waiting_key("A", "s1"))
+        await on.answer(later)
 
 
 async def test_whoever_waits_for_its_turn_does_not_ask_without_a_pause(redis_url: str, raw: redis.Redis) -> None:
@@ -225,6 +237,16 @@ async def test_respondent_b_answers_into_its_own_journal_and_history(redis_url: 
     assert claimed["respondent_id"] == "B"
     assert [m["content"] for m in by_b[1]["messages"][1:]] == ["one", "B says one", "two"]
     assert by_b[1]["options"]["temperature"] == 0.5
+
+
+async def test_events_of_the_second_respondent_are_not_stored(redis_url: str, raw: redis.Redis) -> None:
+    async with stage(redis_url, respondent_id="B", yield_above=None) as on:
+        await on.answer(await on.ask("one", "s1", respondents=("B",)), respondent="B")
+        await on.idle("respondent-b")
+    assert not raw.exists(steps_key("s1"))
+    async with stage(redis_url) as on:
+        await on.answer(await on.ask("two", "s1"))
+    assert raw.exists(steps_key("s1"))
 
 
 async def test_both_respondents_call_tools_under_their_own_ids(redis_url: str) -> None:

@@ -155,6 +155,23 @@ async def test_tool_result_large_is_read_from_its_key_not_inbox(asker: Asker, ra
     assert raw.memory_usage(asker.context.inbox) < 20_000
 
 
+async def test_tool_result_large_announced_twice_is_read_once(asker: Asker, raw: redis.Redis) -> None:
+    asked = asyncio.create_task(asker.ask("hang", args={}, token="t", timeout=60))
+    await eventually(lambda: raw.xlen(TOOL_REQUEST.for_tool("hang").stream))
+    request = ToolRequest(query_id="1-1", call_id="c", tool="hang", args={})
+    raw.set(result_key("hang", "c"), encode(failure(request, "x" * 70_000)))
+    with raw.monitor() as monitor:
+        with raw.pipeline() as pipe:
+            for _ in range(3):
+                pipe.xadd(asker.context.inbox, {"type": "tool.result", "call_id": "c", "token": "t"})
+            pipe.execute()
+        assert (await asked).error == "x" * 70_000
+        raw.echo("end")
+        commands = [*iter(lambda: monitor.next_command()["command"], "ECHO end")]
+    assert commands.count(f"GET {result_key('hang', 'c')}") == 1
+    await asker.context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="1-1")))
+
+
 @pytest.mark.parametrize(
     ("args", "result"),
     [
