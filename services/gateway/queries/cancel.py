@@ -1,4 +1,4 @@
-"""Stopping queries."""
+"""Cancel queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CANCEL_SECONDS = 86_400
 
 
 async def cancel_all(gateway: Gateway, query_ids: list[str]) -> None:
-    """Tells every generator, now and when it comes back."""
+    """Announce the cancellation of queries, and store it for generators that are away."""
     bus = gateway.bus
     commands = []
     for query_id in query_ids:

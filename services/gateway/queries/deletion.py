@@ -1,4 +1,4 @@
-"""Deleting a session, or queries of it: everything of them goes, whatever became of them."""
+"""Delete a session, or queries of it, with all their data."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shared.records.erasing import erase, erase_dead_letters, erase_entries
 from shared.records.lanes import RESPONDENTS, lane_keys
 from shared.records.sessions import SessionInfo
 
-# Seconds that a deletion may take beyond what any request may ask of the bus.
+# Seconds that a deletion may take in addition to the usual time of a request.
 STEP = 30.0
-# A respondent that is told to stop does so at once; one that is away finds out later what became of its query.
+# Seconds to wait for respondents to stop. One that is away finds the deletion when it returns.
 STOPPING = 1.0
 _LOOK = 0.02
 _PAGE = 200
 
 
 async def end_session(gateway: Gateway, info: SessionInfo) -> list[str]:
-    """Removes a session with all that anybody keeps of it; the ids of the queries that are cancelled by it."""
+    """Remove a session and the data that participants store of it; return the ids of the cancelled queries."""
     bus, session_id = gateway.bus, info.session_id
-    # first, and on the bus: whoever keeps something of the session hears of its end, also one that is away now
+    # First, and on the bus: a participant that is away now reads it when it returns.
     ended = MemoryForget(user_id=info.user_id, session_id=session_id, at=await bus.server_time())
     await bus.publish(MEMORY_FORGET.of(ended, user_id=info.user_id, session_id=session_id))
     return await delete_session(gateway, info)
@@ -66,13 +66,14 @@ async def _sweep(bus: Bus, session_ids: Sequence[str], queries: Sequence[str]) -
 async def forget_queries(
     gateway: Gateway, user_id: str, session_id: str, query_ids: Sequence[str], late: Collection[str] = ()
 ) -> None:
-    """Removes everything of some queries of a session but its turns, and stops what is not finished of them. Whoever
-    keeps something of them hears of it first. A repeat changes nothing.
+    """Cancel queries of a session and remove their data, except the turns. A repeat changes nothing.
 
-    late: those of them that do not stop; whoever answers one removes it when he finds that it was taken back."""
+    First a message asks the other participants to remove their data. late: queries that do not stop; their respondent
+    removes the data when it finds that they were taken back.
+    """
     bus = gateway.bus
     queries = sorted(query_ids, key=order)
-    # a page is a message that every store can take
+    # One message has as many queries as every store can remove.
     for start in range(0, len(queries), _PAGE):
         gone = QueryForget(
             user_id=user_id, session_id=session_id, queries=queries[start : start + _PAGE], at=bus.now_ms()
@@ -115,7 +116,7 @@ async def _running(bus: Bus, session_ids: Sequence[str]) -> bool:
 
 
 async def _queries(gateway: Gateway, session_id: str) -> list[str]:
-    """All of which something may be kept; of those that no gateway has accepted, the newest answered ones."""
+    """Return the session's queries that may have data; of other programs' queries, the newest answered ones."""
     bus = gateway.bus
     found = {query_id.decode() for query_id in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     for respondent in RESPONDENTS:
@@ -125,7 +126,7 @@ async def _queries(gateway: Gateway, session_id: str) -> list[str]:
 
 
 async def still_read(bus: Bus, queries: Sequence[str]) -> list[str]:
-    """The queries whose entry a respondent may read, or is at work on."""
+    """Return the queries whose entry a respondent works on or may still read."""
     await bus.trim(QUERY_RECEIVED)
     found: list[str] = []
     for start in range(0, len(queries), _PAGE):

@@ -59,13 +59,13 @@ def _turn(query: str, answer: str, files: tuple[str, ...]) -> list[Said]:
 
 
 def queries_of(messages: Sequence[ChatTurnMessage]) -> set[str]:
-    """The queries whose calls a client was handed: their journals tell what was done before."""
+    """Return the queries whose calls the client ran: their journals have the earlier steps."""
     ids = [call.id for message in messages for call in message.tool_calls or ()]
     return {f"{match[1]}-{match[2]}" for one in ids if (match := _HANDED.fullmatch(one))}
 
 
 def same(one: Turn | Said, other: Turn | Said) -> bool:
-    """Whether two turns say the same, whatever a client did to their spaces."""
+    """Return whether two turns have the same text, except for white space."""
     return normal(one.query) == normal(other.query) and normal(one.answer) == normal(other.answer)
 
 
@@ -74,14 +74,14 @@ def normal(text: str) -> str:
 
 
 def begins(held: Sequence[Turn], sent: Sequence[Said]) -> bool:
-    """Whether a session begins with all that a client sends."""
+    """Return whether a session begins with all turns that a client sends."""
     return len(sent) <= len(held) and all(map(same, held, sent))
 
 
 def change(held: Sequence[Turn], sent: Sequence[Said], now: int) -> Change:
-    """What brings a session to what its client has. `now`: ms since the epoch, before which all of it was said.
+    """Return the change that makes a session equal to its client's history. now: ms since the epoch.
 
-    Turns at the beginning and at the end that are the same on both sides stay as they are.
+    Equal turns at the beginning and at the end stay unchanged. New turns get ids before `now`.
     """
     shorter = min(len(held), len(sent))
     front = next((n for n in range(shorter) if not same(held[n], sent[n])), shorter)
@@ -91,7 +91,7 @@ def change(held: Sequence[Turn], sent: Sequence[Said], now: int) -> Change:
         ids = _ids(held[:front], held[len(held) - back :], len(sent) - back - front, now)
         if ids is not None:
             break
-        # no room is left between two turns: those behind it get new ids
+        # There are too few ids between two turns: the later turns get new ids, too.
         back = 0
     gone = [turn.query_id for turn in held[front : len(held) - back]]
     new = sent[front : len(sent) - back]
@@ -103,7 +103,7 @@ def change(held: Sequence[Turn], sent: Sequence[Said], now: int) -> Change:
 
 
 def _ids(before: Sequence[Turn], after: Sequence[Turn], count: int, now: int) -> list[str] | None:
-    """Ids for so many turns between others; None when there is no room."""
+    """Return ids for `count` turns between others; None if there are too few."""
     following = order(after[0].query_id) if after else None
     if before:
         ms, number = order(before[-1].query_id)

@@ -1,4 +1,4 @@
-"""Importing conversations of other products. A second import of the same conversation changes nothing."""
+"""Import conversations of other products. A second import of the same conversation changes nothing."""
 
 from __future__ import annotations
 

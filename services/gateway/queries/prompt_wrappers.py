@@ -1,7 +1,7 @@
-"""What chat programs put round the words of people, and what they ask in nobody's name. Pure.
+"""Detect the texts that chat programs add to users' messages, and the programs' own prompts. Pure.
 
 Source: the prompts of Open WebUI 0.5 to 0.12 (its `config.py`, `utils/task.py`, `utils/middleware.py` and
-`utils/context_compaction.py`). Its users may change the templates; what is looked for is what their pieces are made of.
+`utils/context_compaction.py`). Users may change the templates, so this module looks for their parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A user's queries: what runs now, and what became of the others while something is kept of them."""
+"""A user's queries: the running ones, and the outcome of the others while their data is stored."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from shared.records.journal import TERMINAL, EntryType, read_end
 from shared.records.sessions import SessionInfo, words_of
 from shared.records.steps import read_unanswered
 
-# Sessions used last in which is looked for what runs.
+# The latest used sessions that are searched for running queries.
 _RECENT = 50
-# Queries of one session that are looked at.
+# The most queries of one session that are read.
 _MOST = 200
 
 
 async def listed(
     gateway: Gateway, user: Principal, session_id: str | None, state: str | None, limit: int
 ) -> list[dict[str, Any]]:
-    """At most `limit`, the newest, the oldest of them first; none of a session that is not the user's."""
+    """Return the newest queries, at most `limit`, oldest first; none of another user's session."""
     if session_id is None:
         recent = await gateway.sessions.of_user(user.user_id, _RECENT)
         ids = await lanes.unfinished_of(gateway.bus, [info.session_id for info in recent], "A")
@@ -48,8 +48,7 @@ def _is(state: str, wanted: str | None) -> bool:
 
 
 async def _of(gateway: Gateway, info: SessionInfo, state: str | None) -> tuple[list[str], list[dict[str, Any]]]:
-    """The session's queries of which something may be kept in their own name, and those without an answer, which it
-    keeps itself."""
+    """Return the session's queries that may have records, and its unanswered queries, which the session stores."""
     bus, session_id = gateway.bus, info.session_id
     waiting = set(await lanes.unfinished(bus, session_id, "A"))
     if state == "running":
@@ -63,13 +62,13 @@ async def _of(gateway: Gateway, info: SessionInfo, state: str | None) -> tuple[l
 
 
 async def _shown(gateway: Gateway, user: Principal, session_id: str | None, query_id: str) -> dict[str, Any] | None:
-    """None of a query of which nothing is kept any more, and of a session's chores."""
+    """Return a query for a client; None if its record has expired, and for background queries of a session."""
     record, end = await asyncio.gather(load(gateway, query_id), read_end(gateway.bus, journal_key(query_id, "A")))
     if record is None or record.user_id != user.user_id or session_id not in (None, record.session_id):
         return None
     shown = _told(record)
     if not end:
-        # its journal may have gone before the record
+        # Its journal may have expired before the record.
         return shown if gateway.bus.left(record.deadline, query_id) >= 0 else None
     first = end[0]
     shown["state"] = str(first.type) if first.type in TERMINAL else "running"

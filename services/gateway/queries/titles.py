@@ -1,5 +1,4 @@
-"""A session's title, made by the model of what was said first: once, when no person waits for it, and only where its
-user has not given one."""
+"""A session's title: written once by the model in a background call, unless the user has given one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A question that replaces another one of its session.
 
-The same words again are a further version: both stay in the session, each with its later turns, and the model goes on
-from the newer one. Other words are a correction: the other question leaves the session, with its later turns.
+The same words again are a further version: both stay in the session, each with its later turns, and the conversation
+continues from the newer one. Other words are a correction: the other question is removed, with its later turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK = 0.02
 
 
 def parents(turns: Sequence[Turn]) -> dict[str, str]:
-    """The turn before each, of all turns of a session, oldest first; empty for one that begins a conversation."""
+    """Return the turn before each turn; empty if it begins a conversation. turns: all of a session, oldest first."""
     found: dict[str, str] = {}
     last = ""
     for at, turn in enumerate(turns):
@@ -48,14 +48,14 @@ def replacements_of(turns: Sequence[Turn], query_id: str) -> list[str]:
         return []
     gone = {one for one, parent in known.items() if parent == known[query_id]}
     for one, parent in known.items():
-        # a turn is newer than the one before it
+        # Each turn is newer than its predecessor, so one pass is enough.
         if parent in gone:
             gone.add(one)
     return [one for one in known if one in gone]
 
 
 def tip_of(turns: Sequence[Turn], query_id: str) -> str | None:
-    """The end of the conversation that was last continued behind a turn; None where it is no turn."""
+    """Return the newest turn of the conversations that continue a turn; None for an unknown turn."""
     known = parents(turns)
     if query_id not in known:
         return None
@@ -82,14 +82,14 @@ async def files_of_query(gateway: Gateway, info: SessionInfo, query_id: str) -> 
     turn = await gateway.sessions.turn(info.session_id, "A", query_id)
     attached = list(turn.attachments) if turn is not None else []
     if turn is None and (found := await happened(gateway, info, query_id)) is not None:
-        # a query without an answer
+        # A query without an answer has its files in the journal.
         claims = [entry["data"] for entry in found["journal"] if entry["event"] == EntryType.CLAIMED]
         attached = list(claims[0].get("attachments") or ()) if claims else []
     return await there_still(gateway, info.user_id, [str(file["id"]) for file in attached]) or None
 
 
 async def _asked(gateway: Gateway, session_id: str, user_id: str, query_id: str) -> tuple[str, str] | None:
-    """The words of a query of the session, and the query behind which it stands; None of any other."""
+    """Return the text of a query of the session and the id after which it was asked; None for another query."""
     turn, record, unanswered = await asyncio.gather(
         gateway.sessions.turn(session_id, "A", query_id),
         load(gateway, query_id),
@@ -115,25 +115,25 @@ async def supersede(gateway: Gateway, record: QueryRecord, instead_of: str) -> N
     said = normal(record.query)
     if asked is not None and normal(asked[0]) == said:
         return
-    # what had been written of an answer becomes a turn when it has stopped
+    # A stopped answer becomes an interrupted turn: wait for it.
     until = asyncio.get_running_loop().time() + STOPPING
     while late := set(waiting) & set(await lanes.unfinished(bus, session_id, "A")):
         if asyncio.get_running_loop().time() >= until:
-            # first: whoever ends one of them from now on removes what he has written of it; who was quicker has not
+            # First: respondents that end a query after this remove its data. Check again for those that ended before.
             await gateway.sessions.take_back(sorted(late))
             late &= set(await lanes.unfinished(bus, session_id, "A"))
             break
         await asyncio.sleep(_LOOK)
-    # the question itself may be answered by now, and stands in that place too
+    # The new question may be answered by now, and has the same place.
     turns = [one for one in await gateway.sessions.every_turn(session_id) if order(one.query_id) < between[1]]
     there = [one.query_id for one in turns if one.after and one.after == record.after and normal(one.query) != said]
     gone = replacements_of(turns, next(iter(there), instead_of))
-    # questions without an answer, in its place or behind it
+    # Questions without an answer, in its place or after it.
     listed = {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     listed |= (await read_unanswered(bus, session_id)).keys()
     loose = [one for one in listed - {turn.query_id for turn in turns} if between[0] <= order(one) < between[1]]
-    # who has left the lane may not have acknowledged it yet
+    # A query that has left its queue may not be acknowledged yet.
     if leaving := [*gone, *(set(loose) - (await lanes.awaited(bus, loose) - set(waiting)))]:
         await forget_queries(gateway, record.user_id, session_id, leaving, late)
-        # the turns go last: until then an interrupted change can be repeated
+        # The turns last: until then an interrupted change can be repeated.
         await gateway.sessions.bring(session_id, leaving, [])
