@@ -185,8 +185,12 @@ async def unknown_certificate(folder: Path) -> AsyncIterator[str]:
 
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A listener with TLS of its own leaves the connection open if the client refuses the certificate.
-        with suppress(OSError):
-            await writer.start_tls(context)
+        connection = writer.transport
+        try:
+            with suppress(OSError):
+                await writer.start_tls(context)
+        finally:
+            connection.abort()
 
     async with listening(greet) as port:
         yield f"https://127.0.0.1:{port}"
