@@ -226,14 +226,12 @@ async def test_lease_has_one_owner_until_it_expires(redis_url: str, bus: Bus, ra
         assert raw.pttl(JANITOR) <= 20_000
 
 
-async def test_large_entries_that_are_finished_stay_for_nobody(
-    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shared.bus.streams._RETENTION_BYTES", 1_000_000)
+async def test_large_finished_entries_above_a_limit_are_not_spared(bus: Bus, raw: redis.Redis) -> None:
+    """32 MB of entries that were just finished stay for observers."""
     raw.xgroup_create(WORK, "g", "0", mkstream=True)
-    for kept, removed in ((4, 0), (8, 12)):
-        ids = [raw.xadd(WORK, {"payload": "x" * 100_000}) for _ in range(kept)]
-        raw.xreadgroup("g", "c", {WORK: ">"}, count=kept)
+    for count, removed in ((20, 0), (20, 40)):
+        ids = [raw.xadd(WORK, {"payload": "x" * 1_000_000}) for _ in range(count)]
+        raw.xreadgroup("g", "c", {WORK: ">"}, count=count)
         raw.xack(WORK, "g", *ids)
         assert await bus.trim(SUBJECT, spare_ms=60_000) == removed
     assert raw.xlen(WORK) == 0

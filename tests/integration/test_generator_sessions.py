@@ -209,6 +209,19 @@ async def test_a_session_that_is_deleted_before_its_turn_comes_does_not_come_bac
         assert await on.turns("deleted") == []
 
 
+async def test_answer_to_a_query_taken_back_meanwhile_leaves_nothing(redis_url: str) -> None:
+    """As when its user edits the question while the answer is written."""
+    slow = {"respond": {"text": "one two three four", "pace": 0.1}}
+    async with stage(redis_url, [slow]) as on:
+        query_id = await on.ask("go", "s1")
+        await on.seen(query_id, EntryType.ANSWER)
+        await on.sessions.take_back([query_id])
+        await on.idle()
+        assert await on.turns("s1") == []
+        assert await on.journal(query_id) == []
+        assert await on.published(RESPONSE_GENERATION) == []
+
+
 async def test_respondent_b_answers_into_its_own_journal_and_history(redis_url: str) -> None:
     rules = [
         {"when": {"model": "other"}, "respond": {"text": "B says <<query>>"}},
