@@ -1,8 +1,9 @@
--- KEYS: stream, once, records; of a session also: its queries, its lanes, that of A first.
--- ARGV: most unfinished queries, seconds, group of A, ms for the answer, number of words of the record, those words, the
--- entry's words. Record and entry get the deadline by this clock: who accepts may not have heard that it was set.
--- Returns the id, how many queries the group has not finished (-1: Redis has lost count), and the record's times; or the
--- id of the earlier query with that once-key and its record; or nothing: there are too many of the session.
+-- Accept a query once: its entry, its record, and its places in the session's list and queues.
+-- KEYS: stream, once-key, prefix of the records; for a session also its list of queries and its queues, A's first.
+-- ARGV: limit of unfinished queries, seconds, group of A, ms for the answer, number of words of the record, these
+-- words, then the entry's words. The script sets the deadline, because the caller's clock may differ from Redis'
+-- clock. Returns the id, the group's unfinished queries (-1: Redis cannot count them), and the record's times; or the
+-- id and the record of an earlier query with that once-key; or nothing if the session has too many unfinished queries.
 -- A query accepted into an empty session queue may start at once. Its entry says so, and the reader need not check.
 local function unfinished(stream, group)
   for _, row in ipairs(redis.pcall('XINFO', 'GROUPS', stream)) do
@@ -14,7 +15,7 @@ local function unfinished(stream, group)
 end
 local earlier = redis.call('GET', KEYS[2])
 if earlier then return {earlier, redis.call('HGETALL', KEYS[3] .. earlier)} end
--- a key of another type is noticed before anything is written
+-- A key of another type raises an error here, before the first write.
 local size = {}
 for i = 4, #KEYS do size[i] = redis.call('ZCARD', KEYS[i]) end
 local most = tonumber(ARGV[1])
@@ -43,7 +44,7 @@ redis.call('HSET', KEYS[3] .. id, 'accepted', accepted, 'deadline', deadline, un
 redis.call('EXPIRE', KEYS[3] .. id, ARGV[2])
 if KEYS[4] then
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  -- an answer may come late, and is kept from then on
+  -- An answer may come late, and its data stays from then on.
   local kept = 2 * tonumber(ARGV[2])
   if size[4] > 0 then redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', ms) end
   redis.call('ZADD', KEYS[4], string.format('%.0f', ms + kept * 1000), id)

@@ -1,4 +1,4 @@
--- Adds a turn that is not there.
+-- Define add_turn: add a turn that is missing; return how many were added.
 local function add_turn(turns, id, value)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   if not ms then return 0 end

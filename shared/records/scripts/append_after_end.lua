@@ -1,7 +1,7 @@
--- Adds an entry behind the terminal one, once. KEYS: journal. ARGV: once, type, time, data, terminal types.
--- Returns its id; 'open' while the response is being written: its writer's ids are smaller than the clock's, and such an
--- entry would shut it out; 'gone' when the journal has expired. It is looked through from its end as far as the writer's
--- last entry, which may be one of many thousand.
+-- Append an entry after the terminal one, once. KEYS: journal. ARGV: once-name, type, time, data, terminal types.
+-- Returns its id; 'gone' when the journal has expired; 'open' while the response is being written. An entry with an id
+-- of the clock would then make Redis refuse the writer's smaller ids. The script reads from the end to the writer's
+-- last entry, because a journal may have thousands of entries.
 local at, ended = '+', nil
 for _ = 1, 500 do
   local entry = redis.call('XREVRANGE', KEYS[1], at, '-', 'COUNT', 1)[1]

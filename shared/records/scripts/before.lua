@@ -1,4 +1,4 @@
--- Whether an id is before another one; no, where one of them is none.
+-- Define before: return whether an id is smaller than another one; false if one is not a valid id.
 local function before(a, b)
   local am, as = string.match(a, '^(%d+)-(%d+)$')
   local bm, bs = string.match(b, '^(%d+)-(%d+)$')

@@ -1,4 +1,5 @@
--- Whether a query belongs to a session that was deleted: `mark` is the last query that did. Both are ids of one stream.
+-- Define deleted: return whether a query was accepted before its session was deleted. mark: the last query before
+-- that.
 local function deleted(mark, id)
   return mark and (mark == id or before(id, mark))
 end

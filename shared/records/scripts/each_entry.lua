@@ -1,5 +1,5 @@
--- No more is read at once than so many bytes, because everybody else waits meanwhile: how many entries these are is
--- judged by those before.
+-- Define each_entry: call a function for each entry after an id, at most `count` entries and about 256 kB, because
+-- Redis serves no other client meanwhile. The sizes of earlier entries decide how many are read at once.
 local function each_entry(stream, after, count, each)
   local seen, room, number = '', 262144, 1
   while count > 0 and room > 0 do

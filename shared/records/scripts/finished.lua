@@ -1,4 +1,4 @@
--- Whether a group has done with an entry: it was read and acknowledged, or is not there any more.
+-- Define finished: return whether a group has read and acknowledged an entry, or the entry is missing.
 local function finished(stream, group, member)
   local ms, seq = string.match(member, '^(%d+)-(%d+)$')
   if not ms then return true end

@@ -1,10 +1,10 @@
 -- Add the turns and steps that the session does not have. KEYS: session, turns of each respondent, steps.
--- ARGV: user, title, created, updated, whether it is pinned, its settings or nothing, the chosen turn or nothing, then a
--- number of fields of steps, so many names and values, per respondent a number of turns, and so many ids and turns.
+-- ARGV: user, title, created, updated, whether it is pinned, its settings or nothing, the chosen turn or nothing, then
+-- a number of fields of steps, so many names and values, per respondent a number of turns, and so many ids and turns.
 -- Returns -1 when the session is another user's, else the number of turns that were added.
 local owner = redis.call('HGET', KEYS[1], 'user_id')
 if owner and owner ~= ARGV[1] then return -1 end
--- one that is there already has gone on by itself
+-- An existing session may have newer values: leave them.
 if not owner and ARGV[7] ~= '' then redis.call('HSET', KEYS[1], 'tip', ARGV[7]) end
 redis.call('HSETNX', KEYS[1], 'user_id', ARGV[1])
 redis.call('HSETNX', KEYS[1], 'title', ARGV[2])

@@ -1,4 +1,4 @@
--- Of some queries, those that a group has not finished. KEYS: stream. ARGV: group, ids.
+-- Return the queries among some that a group has not finished. KEYS: stream. ARGV: group, ids.
 local found = {}
 for i = 2, #ARGV do
   if not finished(KEYS[1], ARGV[1], ARGV[i]) then found[#found + 1] = ARGV[i] end

@@ -1,6 +1,6 @@
--- A page of the turns of each respondent, with the session as it is at that moment.
--- With A's come what happened in them; with the first of all also what happened in queries without an answer.
--- KEYS: session, turns of each respondent, steps. ARGV: turns of each, after which, of each.
+-- Return the session, a page of the turns of each respondent, and the steps of A's turns on that page.
+-- The first page also has the steps of queries without an answer.
+-- KEYS: session, turns of each respondent, steps. ARGV: size of a page, then the lower bound for each respondent.
 local found = {redis.call('HGETALL', KEYS[1])}
 for i = 2, #ARGV do
   found[i] = redis.call('ZRANGEBYLEX', KEYS[i], ARGV[i], '+', 'LIMIT', 0, ARGV[1])

@@ -1,6 +1,6 @@
--- Takes turns out of a session and adds others; what happened in those that leave, and a summary that covers one of
--- them, go too. KEYS: session, summary, steps, then each respondent's turns. ARGV: number of ids, the ids, then ids and
--- turns of the first respondent.
+-- Remove turns from a session and add others. Steps of the removed turns, and a summary that covers one of them, are
+-- removed too. KEYS: session, summary, steps, then each respondent's turns. ARGV: number of ids, the ids, then ids and
+-- turns of A to add.
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
 local number = tonumber(ARGV[1])
 local reach = redis.call('HGET', KEYS[2], 'until')

@@ -1,5 +1,6 @@
--- KEYS: session, turns, summary. ARGV: owner, until when the summary before reached or nothing, the names and values of
--- the new one, behind their number; then the beginnings of the turns that it was made from.
+-- Store a summary, unless one of its turns is missing or another summary was stored meanwhile.
+-- KEYS: session, turns, summary. ARGV: owner, the last query of the earlier summary or '', the number of names and
+-- values of the new one, these names and values, then the beginnings of the members of its turns.
 if redis.call('HGET', KEYS[1], 'user_id') ~= ARGV[1] then return 0 end
 if (redis.call('HGET', KEYS[3], 'until') or '') ~= ARGV[2] then return 0 end
 local last = 3 + tonumber(ARGV[3])

@@ -1,6 +1,7 @@
--- Removes the entries of a page that have one of some values in a field, as far as every group has finished them. What a
--- group was given last stays: without it Redis cannot tell how much that group has left to do.
--- KEYS: stream. ARGV: first id, number of entries, field, value, … Returns the last entry seen, or nothing at the end.
+-- Remove the entries of a page that have one of some values in a field, if every group has finished them. A group's
+-- last delivered entry stays: without it Redis cannot count the group's unread entries.
+-- KEYS: stream. ARGV: first id, number of entries, field, value, … Returns the last id that was read; nothing at the
+-- end.
 local bounds, wanted = {}, {}
 for _, row in ipairs(redis.call('EXISTS', KEYS[1]) == 1 and redis.call('XINFO', 'GROUPS', KEYS[1]) or {}) do
   local g = {}

@@ -1,5 +1,5 @@
--- Asks for the turn. KEYS: lane, waiting, stream. ARGV: member, inbox, group.
--- Returns the empty string when it is granted, else who is before.
+-- Check whether a query is the head of its queue; else store the inbox to notify. KEYS: queue, inboxes, stream.
+-- ARGV: member, inbox, group. Returns '' for the head, else the member before it.
 redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[1])
 redis.call('EXPIRE', KEYS[1], 86400)
 local mine = redis.call('ZSCORE', KEYS[1], ARGV[1]) == '-1'
