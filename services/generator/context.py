@@ -1,4 +1,4 @@
-"""Fitting a conversation into the model's context, by whole turns. Pure."""
+"""Fit a conversation into the model's context, by whole turns. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import orjson
 
 Message = Mapping[str, Any]
 
-# Characters per token assumed until the backend has counted a prompt of this conversation; low, so that we err early.
+# Characters per token until the backend has counted a prompt of this conversation. Low, so that estimates are too high.
 DEFAULT_RATIO = 3.0
-# More than so many are never seen: part of what was sent has not been counted.
+# A larger ratio means that the backend has counted only a part of the prompt.
 MOST_RATIO = 6.0
 _PER_MESSAGE = 8
 _MAX_RESERVE = 8_192
-# A tool's result in the block that tool_message puts round it, and how much of it is left at least.
+# A tool's result in the block of `tool_message`, and the least characters of it that stay.
 _QUOTED = re.compile(r"(\[untrusted content from [^\n]*\n)(.*)(\n\[end of untrusted content[^\n]*\])", re.DOTALL)
 _LEAST_QUOTED = 400
 _LEFT_OUT_CHARS = 60
@@ -197,13 +197,13 @@ def with_files(message: Message, sent: Sequence[EarlierFile], *, sees: bool = Tr
 
 
 def reserve(num_ctx: int) -> int:
-    """Tokens kept free for the answer."""
+    """Return the tokens to leave free for the answer."""
     return min(_MAX_RESERVE, num_ctx // 4)
 
 
 def estimate(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), rates: Rates = Rates()) -> int:
-    """Tokens of messages and tool schemas."""
-    # rounded up: the sum over parts must not be less than the whole
+    """Return the estimated tokens of messages and tool schemas."""
+    # Rounded up: the sum over parts must not be less than the whole.
     text = ceil(characters(messages, tools) / rates.ratio)
     return text + _PER_MESSAGE * len(messages) + rates.image * images_in(messages)
 
@@ -213,7 +213,7 @@ def images_in(messages: Sequence[Message]) -> int:
 
 
 def characters(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-    """Characters of messages and tool schemas, without images."""
+    """Return the characters of messages and tool schemas, without images."""
     total = sum(len(tool["function"]["name"]) + len(orjson.dumps(tool)) for tool in tools)
     for message in messages:
         total += len(message.get("content") or "") + len(message.get("thinking") or "")
@@ -225,7 +225,7 @@ def characters(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] =
 
 
 def measured_ratio(sent: int, prompt_tokens: int | None) -> float | None:
-    """Characters per token as the backend counted them; None when it did not, or when part came from its cache."""
+    """Return the counted characters per token; None if the backend counted nothing, or left out its cache."""
     if not prompt_tokens or sent < 400:
         return None
     ratio = sent / prompt_tokens
@@ -240,9 +240,9 @@ def fit(
     num_ctx: int,
     rates: Rates = Rates(),
 ) -> Fitted:
-    """Drops the oldest turns until prompt and reserve fit. System prompt, tools and the current query are never cut;
-    of the current tool results the longest are, and say so.
+    """Return the request without the oldest turns, so that prompt and reserve fit.
 
+    System prompt, tools and the current query are never cut. The longest current tool results are, with a note.
     history: turns, each a sequence of messages, oldest first. Raises ContextTooSmall.
     """
     fixed, room = estimate([*system, *current], tools, rates), num_ctx - reserve(num_ctx)
@@ -268,8 +268,10 @@ def fit(
 
 
 def shortened(messages: Sequence[Message], excess: int) -> list[Message]:
-    """The messages with at least so many characters less in the results of tools, the longest first, which say how much
-    is left out; as they are where the results are not that long."""
+    """Return the messages with at least `excess` characters fewer in tool results, the longest cut first.
+
+    A cut result ends with a note. If the results are not long enough, nothing is cut.
+    """
     quoted = {
         place: match
         for place, message in enumerate(messages)
@@ -278,7 +280,7 @@ def shortened(messages: Sequence[Message], excess: int) -> list[Message]:
     lengths = sorted(len(match[2]) for match in quoted.values())
     left, level = sum(lengths) - excess - _LEFT_OUT_CHARS * len(lengths), 0
     for place, length in enumerate(lengths):
-        # the shorter ones stay whole, and leave what they do not need to the longer ones
+        # Shorter results stay whole, and leave their unused share to the longer ones.
         level = left // (len(lengths) - place)
         if length > level:
             break
@@ -317,7 +319,7 @@ def _without_thoughts(message: Message) -> Message:
 
 
 def one_system(messages: Sequence[Message]) -> list[Message]:
-    """The same conversation with one system message, in front: many models' templates know no other place."""
+    """Return the conversation with one system message, at the beginning: many templates allow no other place."""
     system = [text for message in messages if message["role"] == "system" and (text := message["content"])]
     others = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(system)}, *others] if system else others
