@@ -524,6 +524,9 @@ async def test_what_a_model_cannot_do_is_said_in_the_first_answer_of_a_conversat
         await run.asks()
         await run.asks(step=1)
         assert len(run.journal.of(EntryType.NOTICE)) == told
+        # The committee looks memories up for such a model, also when the notice is hidden.
+        assert run.run.has_notice("tools_unsupported")
+        assert not run.run.has_notice("thinking_unsupported")
 
 
 async def test_the_first_words_are_measured_once_and_not_of_an_answer_taken_over() -> None:
