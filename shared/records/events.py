@@ -96,7 +96,7 @@ class Attached(Part):
     name: str = ""
     type: str = Field(default="", description="Detected from the content; empty: not known")
     size: int | None = Field(default=None, description="Bytes")
-    pages: int | None = Field(default=None, description="Of a PDF that has been read")
+    pages: int | None = Field(default=None, description="Pages of a PDF that has been read")
 
 
 class Claimed(EventData):
@@ -156,17 +156,17 @@ class AnswerPiece(Piece):
 
 
 class ContextShown(Part):
-    """What the model saw of the conversation: counts of turns, and ids of queries."""
+    """The part of the conversation in the prompt: counts of turns, and ids of queries."""
 
     window: int = Field(description="Tokens")
-    tokens: int = Field(description="Of the prompt and its answer: the server's count, or else an estimate")
-    ratio: float = Field(default=0, description="Characters per token, as they were counted last")
-    image_tokens: int = Field(default=0, description="Tokens of an image, as they were counted last")
-    turns: int = Field(description="Sent as they were said")
-    cut: int = Field(description="Left out, because they do not fit")
+    tokens: int = Field(description="Of prompt and answer: the server's count, else an estimate")
+    ratio: float = Field(default=0, description="Characters per token, by the newest count")
+    image_tokens: int = Field(default=0, description="Tokens of an image, by the newest count")
+    turns: int = Field(description="Turns that are sent in full")
+    cut: int = Field(description="Turns that are left out because they do not fit")
     first_turn: str = Field(default="", description="The oldest turn that is sent")
-    summarised: int = Field(default=0, description="Before them, told by a summary")
-    summarised_until: str = Field(default="", description="The newest of those")
+    summarised: int = Field(default=0, description="Earlier turns that a summary covers")
+    summarised_until: str = Field(default="", description="The newest summarised turn")
 
 
 class CallOfMessage(Part):
@@ -197,9 +197,9 @@ class ModelMessage(EventData):
     persona: str = ""
     round: int = 0
     reasoning_details: list[dict[str, Any]] = Field(
-        default=[], description="The thoughts in a form that only the model server understands"
+        default=[], description="The thoughts in the model server's own form"
     )
-    scope: str = Field(default="", description="Of a committee: whose steps are counted")
+    scope: str = Field(default="", description="The committee member whose steps are counted; empty: the answer")
 
 
 class Noticed(EventData):
@@ -209,7 +209,7 @@ class Noticed(EventData):
     message: str
     about: str = Field(default="", description="Of `low_grade`: the query whose answer was graded")
     score: int = Field(default=0, description="Of `low_grade`: 1 or 2")
-    note: str = Field(default="", description="Of `low_grade`: what the model is told")
+    note: str = Field(default="", description="Of `low_grade`: the note in the prompt")
     persona: str = ""
     round: int = 0
 
@@ -270,7 +270,7 @@ class Truncated(EventData):
     turns: int = 0
     cut: int = 0
     first_turn: str = Field(default="", description="The oldest turn that is sent")
-    summarised: int = Field(default=0, description="Turns before them, told by a summary")
+    summarised: int = Field(default=0, description="Earlier turns that a summary covers")
     summarised_until: str = ""
     persona: str = ""
     round: int = 0
@@ -297,7 +297,7 @@ class CallEnded(ToolCallRecord):
     """A call with its outcome."""
 
     result_in: str = Field(
-        default="", description="The id of the event that has a large result, and large data: here they are left out"
+        default="", description="The id of the event that has a large result and large data, which are left out here"
     )
 
 
@@ -347,7 +347,7 @@ class Cancelled(EventData):
 class CritiqueShown(EventData):
     type = EntryType.CRITIQUE
 
-    score: int | None = Field(ge=1, le=5, description="null: no score could be had")
+    score: int | None = Field(ge=1, le=5, description="null: no judge gave a score")
     feedback: str
     rubric: str
     judges: list[JudgeGrade] = Field(default=[], description="Where several judge, what each said")
@@ -366,8 +366,8 @@ class PairwiseShown(EventData):
 class RewardShown(EventData):
     type = EntryType.REWARD
 
-    reward: float | None = Field(ge=-1, le=1, description="null, as all the rest: the vote was withdrawn")
-    sentiment: Sentiment | None = Field(description="What the stars say, else the thumb")
+    reward: float | None = Field(ge=-1, le=1, description="null, like all other fields: the vote was withdrawn")
+    sentiment: Sentiment | None = Field(description="By the stars, else by the thumb")
     thumb: Sentiment | None = Field(default=None, description="null: none was given, or it was withdrawn")
     stars: int | None = Field(ge=1, le=5)
     comment: str | None
