@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.waiting import eventually
 
 from shared.bus import Bus
 from shared.bus.keys import (
@@ -20,6 +21,7 @@ from shared.bus.keys import (
     user_sessions_key,
 )
 from shared.contracts import QUERY_RECEIVED
+from shared.envelope import now_ms
 from shared.records.session_records import read_sessions, session_ids
 from shared.records.sessions import MAX_TURNS, SessionInfo, Sessions, Turn
 
@@ -200,17 +202,12 @@ async def test_all_turns_are_told_in_their_order(bus: Bus) -> None:
     assert await sessions.every_turn("s", "B") == [turn(3)]
 
 
-async def test_a_session_is_opened_once_for_its_user_with_the_beginning_of_a_title(
-    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [5_000]
-    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: now[0])
+async def test_a_session_is_opened_once_for_its_user_with_the_beginning_of_a_title(bus: Bus, raw: redis.Redis) -> None:
     sessions = Sessions(bus)
-    assert await sessions.open("s", "u", "t" * 100) == "u"
+    assert await sessions.open("s", "u", "t" * 100, "5000-0") == "u"
     opened = {b"user_id": b"u", b"title": b"t" * 80, b"created": b"5000", b"updated": b"5000"}
     assert raw.hgetall(session_key("s")) == opened
-    now[0] = 6_000
-    assert await sessions.open("s", "u", "other") == "u"
+    assert await sessions.open("s", "u", "other", "6000-0") == "u"
     assert raw.hgetall(session_key("s")) == opened
     # it is listed by its last use
     assert raw.zrange(user_sessions_key("u"), 0, -1, withscores=True) == [(b"s", 6_000.0)]
@@ -223,16 +220,11 @@ async def test_a_session_is_opened_once_for_its_user_with_the_beginning_of_a_tit
     assert await sessions.info("never") is None
 
 
-async def test_what_is_changed_of_a_session_is_that_and_nothing_else(
-    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [5_000]
-    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: now[0])
+async def test_what_is_changed_of_a_session_is_that_and_nothing_else(bus: Bus, raw: redis.Redis) -> None:
     sessions, key = Sessions(bus), user_sessions_key("u")
-    await sessions.open("s", "u", "t")
+    await sessions.open("s", "u", "t", "5000-0")
     info = await sessions.info("s")
     assert info == SessionInfo("s", "u", "t", 5_000, 5_000)
-    now[0] = 7_000
     named = await sessions.change(info, title="other")
     assert named == replace(info, title="other", named=True) == await sessions.info("s")
     assert raw.zscore(key, "s") == 5_000
@@ -241,8 +233,10 @@ async def test_what_is_changed_of_a_session_is_that_and_nothing_else(
     # a pinned one stands before all that are used since, and then again by its last use
     pinned = await sessions.change(asked, pinned=True)
     assert pinned == replace(asked, pinned=True) == await sessions.info("s")
-    await sessions.open("s", "u", "t")
-    assert raw.zscore(key, "s") == 4_000_000_000_007_000
+    place = raw.zscore(key, "s")
+    assert place > 4_000_000_000_000_000
+    await sessions.open("s", "u", "t", "7000-0")
+    assert raw.zscore(key, "s") >= 4_000_000_000_007_000
     assert await sessions.change(pinned, pinned=False) == asked == await sessions.info("s")
     assert raw.zscore(key, "s") == 5_000
     assert await sessions.change(asked, title="", settings={}, tip="") == replace(
@@ -258,17 +252,13 @@ async def test_what_is_changed_of_a_session_is_that_and_nothing_else(
     assert not raw.exists(session_key("s"))
 
 
-async def test_a_users_sessions_are_told_a_page_at_a_time_the_pinned_ones_first(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [5_000]
-    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: now[0])
+async def test_a_users_sessions_are_told_a_page_at_a_time_the_pinned_ones_first(bus: Bus) -> None:
     sessions = Sessions(bus)
-    for name in "abcde":
-        now[0] += 1
-        await sessions.open(name, "u", f"title of {name}")
+    for number, name in enumerate("abcde"):
+        await sessions.open(name, "u", f"title of {name}", f"{5_000 + number}-0")
     for name in "ba":
-        now[0] += 1
+        pinned_at = now_ms()
+        await eventually(lambda pinned_at=pinned_at: now_ms() > pinned_at, every=0.001)
         info = await sessions.info(name)
         assert info is not None
         await sessions.change(info, pinned=True)
@@ -360,25 +350,24 @@ async def test_turns_are_taken_out_with_all_that_is_told_of_them_and_others_brou
     assert not raw.exists(turns_key("never", "A"))
 
 
-async def test_what_was_said_last_is_shown_and_is_when_a_session_was_used(
-    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: 9_000)
+async def test_what_was_said_last_is_shown_and_is_when_a_session_was_used(bus: Bus, raw: redis.Redis) -> None:
     sessions = Sessions(bus)
-    await sessions.open("s", "u", "t")
+    await sessions.open("s", "u", "t", "5000-0")
     raw.hset(session_key("s"), "tip", "1-0")
     await store(bus, sessions, turn(1), turn(2))
     info = await sessions.info("s")
     assert info is not None
-    assert (info.tip, info.updated) == ("", 9_000)
+    assert info.tip == ""
+    assert abs(now_ms() - info.updated) < 60_000
+    updated = info.updated
     # neither a second respondent's answer nor the same one once more takes back what is chosen then, or is a use
     await sessions.change(info, tip=turn(1).query_id)
-    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: 10_000)
+    raw.hset(session_key("s"), "updated", updated := updated - 1_000)
     await store(bus, sessions, turn(1), turn(2), respondent="B")
     await store(bus, sessions, turn(2))
     info = await sessions.info("s")
     assert info is not None
-    assert (info.tip, info.updated) == (turn(1).query_id, 9_000)
+    assert (info.tip, info.updated) == (turn(1).query_id, updated)
 
 
 async def test_a_session_is_named_after_a_turn_that_is_there_and_once(bus: Bus) -> None:
