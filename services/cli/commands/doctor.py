@@ -160,8 +160,8 @@ async def bus(world: World) -> list[Finding]:
         try:
             return [Finding("redis", "ok", f"{await redis_version(world.redis_url)} of LOCAL2_REDIS_URL")]
         except Local2Error as exc:
-            remedy = "start that server, or unset LOCAL2_REDIS_URL to use the embedded one"
-            return [Finding("redis", "missing", f"the server of LOCAL2_REDIS_URL does not answer: {exc}", remedy)]
+            remedy = "start that server, correct LOCAL2_REDIS_URL, or unset it to use the embedded one"
+            return [Finding("redis", "missing", f"the server of LOCAL2_REDIS_URL cannot be used: {exc}", remedy)]
     try:
         binary = await asyncio.to_thread(server_binary)
     except EmbeddedRedisError as exc:

@@ -19,12 +19,16 @@ from shared.errors import Local2Error
 
 
 async def redis_version(url: str, timeout: float = 2.0) -> str:
-    """`Valkey 9.1` or the like. Raises Local2Error with a sentence."""
+    """`Valkey 9.1` or the like. Raises Local2Error with the server's reason, where it has given one."""
+    trouble = ""
     try:
         async with asyncio.timeout(timeout), Bus(url, "cli/probe", timeout=timeout) as bus:
-            raw: bytes = await bus.link.call("INFO", "server")
+            try:
+                raw: bytes = await bus.link.call("INFO", "server")
+            finally:
+                trouble = bus.link.trouble
     except TimeoutError as exc:
-        raise Local2Error(f"no answer within {timeout:g} s") from exc
+        raise Local2Error(trouble or f"no answer within {timeout:g} s") from exc
     except ValueError as exc:
         raise Local2Error(str(exc)) from exc
     lines = dict(line.split(":", 1) for line in raw.decode().splitlines() if ":" in line)

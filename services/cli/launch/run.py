@@ -148,7 +148,7 @@ class Run:
         try:
             self._view.say(f"bus: {await redis_version(self._redis_url)} of LOCAL2_REDIS_URL")
         except Local2Error as exc:
-            self._view.say(f"bus: the Redis of LOCAL2_REDIS_URL does not answer ({exc}); waiting for it")
+            self._view.say(f"bus: the Redis of LOCAL2_REDIS_URL cannot be used ({exc}); waiting for it")
         return self._redis_url
 
     def _wanted(self, config: ModelConfig) -> Wanted:

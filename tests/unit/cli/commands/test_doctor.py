@@ -151,7 +151,7 @@ def test_the_command_ends_with_1_when_something_needed_is_missing(tmp_path: Path
     command = [sys.executable, "-m", "services.cli", "doctor"]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "MISSING redis: the server of LOCAL2_REDIS_URL does not answer" in done.stdout
+    assert "MISSING redis: the server of LOCAL2_REDIS_URL cannot be used" in done.stdout
 
 
 async def test_what_the_running_stack_says_of_its_model_counts(

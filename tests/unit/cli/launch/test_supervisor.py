@@ -20,6 +20,7 @@ from services.cli.launch.log_view import LogView
 from services.cli.launch.probes import redis_version
 from services.cli.launch.supervisor import StartError, Supervisor, grace
 from shared.bus import Bus
+from shared.errors import Local2Error
 
 SLEEPER = [sys.executable, "-u", "-c", "import time; print('up'); time.sleep(60)"]
 DEMO = """
@@ -59,6 +60,13 @@ async def test_at_the_end_nothing_is_left_running(folder: Path) -> None:
         pids = list(stack.pids.values())
     assert len(pids) == 3
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+
+
+async def test_probe_of_a_redis_that_refuses_the_password_says_so(folder: Path) -> None:
+    async with supervisor(folder) as stack:
+        url = (await stack.start_redis()).replace("unix://", "unix://nobody:wrong@", 1)
+        with pytest.raises(Local2Error, match="username-password"):
+            await redis_version(url)
 
 
 async def test_a_killed_redis_comes_back_on_the_same_url_with_its_data(folder: Path) -> None:
