@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -108,8 +109,9 @@ class _Text:
     def __init__(self, text: str) -> None:
         found = words(text)
         self._rows = {hash(tuple(found[at : at + _ROW])) for at in range(len(found) - _ROW + 1)}
+        del found
         # Lines, and cells of tables, that are shorter than a row.
-        cells = (words(cell) for line in text.split("\n") for cell in line.split("|"))
+        cells = (words(cell) for line in io.StringIO(text) for cell in line.split("|"))
         self._short = {tuple(cell) for cell in cells if len(cell) < _ROW}
 
     def has(self, line: list[str], begin: int, end: int) -> bool:
