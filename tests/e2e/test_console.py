@@ -169,7 +169,7 @@ def test_the_lockfile_names_no_host() -> None:
 
 
 def test_every_kind_of_journal_entry_is_understood() -> None:
-    known = set(re.findall(r'case "([\w.]+)":', (SOURCES / "src" / "chat" / "turn.ts").read_text(encoding="utf-8")))
+    known = set(re.findall(r'case "([\w.]+)":', (SOURCES / "src" / "chat" / "response.ts").read_text(encoding="utf-8")))
     assert {kind.value for kind in EntryType} == known
 
 

@@ -44,7 +44,9 @@ AREAS = {
             "services/gateway/operations": "bus_stream file_routes",
             "services/gateway/queries": "accept cancel deletion sse versions",
         },
-        "generator": {"services/generator": "answering ending generation lane loop opening response_run shadow steps"},
+        "generator": {
+            "services/generator": "answering ending generation loop opening response_run session_queues shadow steps"
+        },
         "judging": {
             "services/critic": "critic grading judge jury pairs turns",
             "services/reward": "database export leaderboard ranking sequential service store votes",
