@@ -72,7 +72,7 @@ async def test_a_worker_that_may_load_no_scripts_waits_for_whoever_may_and_says_
         def waiting() -> bool:
             nonlocal said
             said += capsys.readouterr().err
-            return "this user of it may not load them" in said
+            return "this user of Redis may not load them" in said
 
         await eventually(waiting, what="it says that it waits")
         assert not worker.done()

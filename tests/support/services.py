@@ -20,14 +20,15 @@ from shared.participant.settings import Settings
 
 @contextlib.asynccontextmanager
 async def running(service: Service[Any], settings: Settings) -> AsyncIterator[asyncio.Task[None]]:
-    """Serves until the block ends, then stops as on SIGTERM."""
+    """Serve until the block ends, then stop as on SIGTERM. A participant that still waits for Redis is cancelled."""
     stop = asyncio.Event()
     task = asyncio.create_task(service.run(settings, stop))
     try:
         yield task
     finally:
         stop.set()
-        await task
+        async with asyncio.timeout(60):
+            await task
 
 
 class Child:
