@@ -93,7 +93,7 @@ def correct(
     until: Until = None,
     was: Was = None,
 ) -> None:
-    """Correct a fact; what is not given stays as it is."""
+    """Correct a fact. An option that is left out changes nothing."""
     body = _body(was, subject=subject, relation=relation, object=object_, since=since, until=until)
     if not body:
         raise typer.BadParameter("say what is to be corrected, such as --object Porto or --until 2026-05")
