@@ -225,16 +225,11 @@ class ToolAsked(EventData):
     round: int = 0
 
 
-class ToolAnswered(EventData):
+class ToolAnswered(ToolCallRecord, EventData):
+    """A tool's result."""
+
     type = EntryType.TOOL_RESULT
 
-    tool: str
-    args: dict[str, Any]
-    result: str
-    error: str | None = None
-    call_id: str
-    duration_ms: int = 0
-    data: Any = None
     persona: str = ""
     round: int = 0
 
