@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import redis
 from support.entries import whole
-from support.http_gateway import FakeGenerator, Site, gateway_settings, generating, serving
+from support.http_gateway import FakeGenerator, Site
 
 from shared.bus import Bus, order
 from shared.bus.keys import journal_key, record_key
@@ -20,18 +18,6 @@ from shared.records.event_log import MAX_EXAMINED, messages_of
 
 STEP = "agent.transition"
 DONE = {"query.received", STEP, "response.generation", "answer.dialog"}
-
-
-@pytest.fixture
-async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with serving(gateway_settings(redis_url, tmp_path)) as site:
-        yield site
-
-
-@pytest.fixture
-async def fake(redis_url: str, tmp_path: Path) -> AsyncIterator[FakeGenerator]:
-    async with generating(redis_url, tmp_path) as fake:
-        yield fake
 
 
 async def publish(bus: Bus, query_id: str, *subjects: str, **headers: Any) -> list[str]:

@@ -5,26 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import redis
-from support.http_gateway import ADMIN_KEY, FakeGenerator, Site, gateway_settings, generating, serving
+from support.http_gateway import ADMIN_KEY, FakeGenerator, Site
 from support.waiting import eventually
-
-
-@pytest.fixture
-async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with serving(gateway_settings(redis_url, tmp_path)) as site:
-        yield site
-
-
-@pytest.fixture
-async def fake(redis_url: str, tmp_path: Path) -> AsyncIterator[FakeGenerator]:
-    async with generating(redis_url, tmp_path) as fake:
-        yield fake
 
 
 @pytest.fixture

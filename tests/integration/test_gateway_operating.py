@@ -46,18 +46,6 @@ from shared.records.journal import EntryType
 from shared.records.sessions import Sessions, Turn
 
 
-@pytest.fixture
-async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with serving(gateway_settings(redis_url, tmp_path)) as site:
-        yield site
-
-
-@pytest.fixture
-async def fake(redis_url: str, tmp_path: Path) -> AsyncIterator[FakeGenerator]:
-    async with generating(redis_url, tmp_path) as fake:
-        yield fake
-
-
 class Echo(BaseModel):
     """Says what it is given. Call it in tests."""
 

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.http_gateway import FakeGenerator, Site, gateway_settings, generating, serving
+from support.http_gateway import FakeGenerator, Site
 from support.waiting import eventually
 
 from services.gateway.queries import titles
 from services.gateway.queries.session_search import excerpt, has_all, words_of
 from shared.bus import Bus
 from shared.records.sessions import Sessions, Turn
-
-
-@pytest.fixture
-async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with serving(gateway_settings(redis_url, tmp_path)) as site:
-        yield site
-
-
-@pytest.fixture
-async def fake(redis_url: str, tmp_path: Path) -> AsyncIterator[FakeGenerator]:
-    async with generating(redis_url, tmp_path) as fake:
-        yield fake
 
 
 async def say(http: httpx.AsyncClient, words: str, session: str) -> str:

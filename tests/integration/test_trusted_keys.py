@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
-from support.http_gateway import FakeGenerator, Site, client, gateway_settings, generating, serving
+from support.http_gateway import FakeGenerator, Site, client
 
 USER = "X-OpenWebUI-User-Id"
-
-
-@pytest.fixture
-async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with serving(gateway_settings(redis_url, tmp_path)) as site:
-        yield site
-
-
-@pytest.fixture
-async def fake(redis_url: str, tmp_path: Path) -> AsyncIterator[FakeGenerator]:
-    async with generating(redis_url, tmp_path) as fake:
-        yield fake
 
 
 async def made(site: Site, **body: Any) -> httpx.AsyncClient:
