@@ -1,4 +1,4 @@
-"""What is left of a word in files, also in files that are open; and files that cannot grow."""
+"""Search files for traces of a word, open files included, and make files that cannot grow."""
 
 from __future__ import annotations
 

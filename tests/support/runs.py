@@ -29,7 +29,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a response does, whoever writes it. members: the steps of a committee's members, who speak at once."""
+    """The steps of a response, in order, for any replica.
+
+    members: the steps of the members of a committee, which run at once.
+    """
 
     members: Sequence[Sequence[Step]]
     steps: Sequence[Step]

@@ -220,7 +220,7 @@ async def test_a_file_is_read_when_the_place_of_files_is_back(house: House) -> N
     for _ in range(2):
         house.reader.let.release()
     house.blobs.away = {digest_of("ann 0")}
-    # it waits for as long as it takes, and nobody else with it
+    # A missing file blocks only its own reading.
     reading = asyncio.create_task(house.documents.read(wish))
     for _ in range(2):
         await house.blobs.tried.acquire()

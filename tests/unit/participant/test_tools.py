@@ -1,4 +1,4 @@
-"""A tool as models and callers are told of it."""
+"""The description of a tool for models and callers."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def test_at_the_end_nothing_is_left_running(folder: Path) -> None:
 
 async def test_probe_of_a_redis_that_refuses_the_password_says_so(folder: Path) -> None:
     async with supervisor(folder) as stack:
-        url = (await stack.start_redis()).replace("unix://", "unix://nobody:wrong@", 1)
+        url = (await stack.start_redis()).replace("unix://", "unix://unknown-user:wrong@", 1)
         with pytest.raises(Local2Error, match="username-password"):
             await redis_version(url)
 
